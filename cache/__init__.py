@@ -1,0 +1,1 @@
+"""What persists: keys, records, table identity, the shape store, the memo."""

@@ -1,0 +1,53 @@
+"""The exception tree of shapecast.
+
+Every message is one full sentence: the value, what was expected, what to do.
+The command line prints it without a traceback.
+"""
+
+
+class ShapecastError(Exception):
+    """Base of every error that shapecast raises on purpose (exit code 1)."""
+
+    exit_code = 1
+
+
+class UsageError(ShapecastError):
+    """The command line asks for something that cannot be asked (exit code 2)."""
+
+    exit_code = 2
+
+
+class InvalidShapeError(ShapecastError, ValueError):
+    """A forward shape key that describes no forward pass."""
+
+
+class InvalidValueError(ShapecastError, ValueError):
+    """A workload, engine, parallelism or candidate outside what serving allows."""
+
+
+class ConfigError(ShapecastError):
+    """A sweep config, model config or device profile that cannot be used."""
+
+
+class RunnerError(ShapecastError):
+    """A model runner that cannot be built, or cannot answer for a shape."""
+
+
+class MissingShapeError(RunnerError):
+    """A shape is needed that no record answers and that may not be computed."""
+
+
+class StoreError(ShapecastError):
+    """A shape store that cannot be read or written."""
+
+
+class ConflictError(StoreError):
+    """Two records of one key and identity differ."""
+
+
+class SchemaError(StoreError):
+    """A file was written by a newer shapecast."""
+
+
+class OutputError(ShapecastError):
+    """An output folder that cannot take or give a run."""

@@ -1,0 +1,139 @@
+"""What is asked of a forward-latency model, and what it answers: key and record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cache.errors import InvalidShapeError, InvalidValueError
+
+BOUND_TYPES = ("memory_bound", "communication_bound", "compute_bound_mma", "compute_bound_gp")
+"""The resources that can limit an operator, in the order in which breakdowns are printed."""
+
+IMAGE_FIELDS = ("image_batch_size", "image_height", "image_width")
+
+
+@dataclass(frozen=True, slots=True, order=False)
+class ForwardShapeKey:
+    """One forward pass, as far as its shape can change its latency.
+
+    Everything else that can change a latency (model, device, parallelism, ...) belongs to the
+    table identity.
+
+    Parameters
+    ----------
+    is_decode : bool
+        Whether the pass generates tokens for running requests (decode) or fills the KV cache (prefill).
+    model_concurrency : int
+        Requests in the pass, over all data-parallel replicas; > 0.
+    query_len : int
+        New tokens per request; > 0.
+    seq_len : int
+        Tokens per request after the pass, cached ones included; >= query_len.
+    image_batch_size, image_height, image_width : int or None
+        Images per pass and their size in pixels; None for text.
+
+    Raises
+    ------
+    ValueError
+        When a field is out of its range.
+    """
+
+    is_decode: bool
+    model_concurrency: int
+    query_len: int
+    seq_len: int
+    image_batch_size: int | None = None
+    image_height: int | None = None
+    image_width: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.model_concurrency <= 0:
+            raise InvalidShapeError(f"model_concurrency is {self.model_concurrency}; it must be positive.")
+        if self.query_len <= 0:
+            raise InvalidShapeError(f"query_len is {self.query_len}; it must be positive.")
+        if self.seq_len < self.query_len:
+            raise InvalidShapeError(
+                f"seq_len is {self.seq_len}; it must be at least query_len ({self.query_len}), "
+                "because the new tokens are part of the sequence."
+            )
+        for name in IMAGE_FIELDS:
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise InvalidShapeError(f"{name} is {value}; it must be positive, or None for text.")
+
+    def __str__(self) -> str:
+        phase = "decode" if self.is_decode else "prefill"
+        text = f"{phase} of {self.model_concurrency} x {self.query_len} tokens at length {self.seq_len}"
+        if self.image_height is not None or self.image_width is not None or self.image_batch_size is not None:
+            text += f" with {self.image_batch_size} images of {self.image_height} x {self.image_width}"
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """How the memory of one device is used during a forward pass, in GiB."""
+
+    total_gb: float
+    weight_gb: float
+    kv_cache_gb: float
+    activation_gb: float
+    reserved_gb: float
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardLatencyRecord:
+    """What a model runner says of one forward pass.
+
+    Parameters
+    ----------
+    latency_ms : float
+        Raw forward latency, never folded by speculative acceptance.
+    memory_left_gb : float
+        Device memory left, GiB; negative means out of memory.
+    breakdowns : mapping
+        Estimator name -> bound type (`BOUND_TYPES`) -> seconds.
+    memory : DeviceMemory or None
+        The parts of the device memory, where the runner knows them.
+    sources : mapping
+        How the latency came about: kind ("measured", "interpolated", "analytic") -> share of the
+        latency, summing to 1; empty where the runner does not know.
+    """
+
+    latency_ms: float
+    memory_left_gb: float
+    breakdowns: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    memory: DeviceMemory | None = None
+    sources: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.latency_ms < float("inf"):
+            raise InvalidValueError(
+                f"latency_ms is {self.latency_ms}; a model runner must answer with a finite, "
+                "non-negative latency."
+            )
+        if self.memory_left_gb != self.memory_left_gb:
+            raise InvalidValueError("memory_left_gb is NaN; a model runner must answer with a number.")
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the pass does not fit the device."""
+        return self.memory_left_gb < 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the record as plain JSON values, the form that is compared and digested."""
+        memory = self.memory
+        return {
+            "latency_ms": self.latency_ms,
+            "memory_left_gb": self.memory_left_gb,
+            "breakdowns": {name: dict(parts) for name, parts in self.breakdowns.items()},
+            "memory": None if memory is None else {
+                "total_gb": memory.total_gb,
+                "weight_gb": memory.weight_gb,
+                "kv_cache_gb": memory.kv_cache_gb,
+                "activation_gb": memory.activation_gb,
+                "reserved_gb": memory.reserved_gb,
+            },
+            "sources": dict(self.sources),
+        }

@@ -1,0 +1,1 @@
+"""Pure stage functions and the domain."""

@@ -1,0 +1,1 @@
+"""Model runners: what turns a ForwardShapeKey into a ForwardLatencyRecord."""

@@ -1,0 +1,99 @@
+"""What a model runner is, and what the pipeline must know of one without building it.
+
+A runner comes in three pieces, so that a run that finds every shape in its table never imports one:
+
+- `RunnerOptions`: what a sweep config says under `runner`, typed and validated.
+- `RunnerSpec`: one deployment for one runner. Small and picklable; gives the table identity from
+  files and package versions alone, and builds the runner when a shape must be computed.
+- `ModelRunner`: answers `forward(key)`. Lives in a module that only `RunnerSpec.build` imports.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from cache.identity import TableIdentity
+from cache.shapes import ForwardLatencyRecord, ForwardShapeKey
+from stages.parallelism import Parallelism
+
+
+class ModelRunner(Protocol):
+    """Anything that turns a forward shape into a latency record."""
+
+    def forward(self, key: ForwardShapeKey) -> ForwardLatencyRecord:
+        """Return the record of one forward pass."""
+        ...
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One model on some devices, as a sweep names them.
+
+    Parameters
+    ----------
+    model, device : str
+        As written in the sweep config: a name the runner knows, or a path.
+    parallelism : Parallelism
+        How the model is spread.
+    num_mtp_tokens : int
+        Speculative (multi-token prediction) tokens per decode step.
+    base_dir : Path
+        What relative paths are relative to.
+    """
+
+    model: str
+    device: str
+    parallelism: Parallelism
+    num_mtp_tokens: int = 0
+    base_dir: Path = Path()
+
+
+class RunnerSpec(ABC):
+    """One deployment for one runner: small, typed, picklable.
+
+    Implementations are frozen dataclasses.
+    """
+
+    @abstractmethod
+    def identity(self) -> TableIdentity:
+        """Return the table identity without importing or building the runner."""
+
+    @abstractmethod
+    def build(self) -> ModelRunner:
+        """Import and build the runner."""
+
+
+class RunnerOptions(BaseModel, ABC):
+    """What a sweep config says under `runner`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    kind: str
+
+    needs_model: ClassVar[bool] = True
+    needs_device: ClassVar[bool] = True
+
+    @abstractmethod
+    def spec(self, deployment: Deployment) -> RunnerSpec:
+        """Return the spec of one deployment.
+
+        Raises
+        ------
+        ConfigError
+            When the runner cannot serve this deployment: one sentence with what is available.
+        """
+
+    @classmethod
+    def known_models(cls) -> list[dict[str, str]]:
+        """Return the models that the runner knows by name, a row each (column -> text)."""
+        return []
+
+    @classmethod
+    def known_devices(cls) -> list[dict[str, str]]:
+        """Return the devices that the runner knows by name, a row each (column -> text)."""
+        return []
