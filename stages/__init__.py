@@ -1,1 +1,8 @@
-"""Pure stage functions and the domain."""
+"""Pure stage functions and the domain: plan, dedupe, prefetch, replay, aggregate."""
+
+from stages.candidate import Candidate, CandidateResult
+from stages.evaluate import evaluate
+from stages.parallelism import Parallelism
+from stages.workload import Engine, Workload
+
+__all__ = ["Candidate", "CandidateResult", "Engine", "Parallelism", "Workload", "evaluate"]

@@ -1,0 +1,164 @@
+"""Aggregate: a candidate's TTFT, TPOT, throughput, memory and stop reason from its replay.
+
+The formulas are those of the design, section 4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from cache.shapes import BOUND_TYPES, ForwardLatencyRecord, ForwardShapeKey
+from stages.breakdown import bound_shares, breakdown_text, mean_breakdown_text
+from stages.candidate import Candidate, CandidateResult, StopReason, limit_stop_reason
+from stages.plan import Plan, Rule
+from stages.replay import Replay
+
+Records = Mapping[ForwardShapeKey, ForwardLatencyRecord]
+
+UNKNOWN_SOURCE = "unknown"
+
+
+class _Times(NamedTuple):
+    ttft_ms: float | None
+    tpot_ms: float | None
+    tokens_per_s: float
+
+
+def aggregate(candidate: Candidate, plan: Plan, times: Replay, records: Records) -> CandidateResult:
+    """Return the result of one candidate."""
+    ttft_ms, tpot_ms, tokens_per_s = _TIMES[plan.rule](candidate, plan, times, records)
+    used = [records[key] for key in times.used]
+    tightest = min(used, key=lambda record: record.memory_left_gb)
+    memory = tightest.memory
+    return CandidateResult(
+        ttft_ms=ttft_ms,
+        tpot_ms=tpot_ms,
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_per_device=tokens_per_s / candidate.parallelism.num_devices,
+        memory_left_gb=tightest.memory_left_gb,
+        concurrency=candidate.concurrency,
+        effective_input_length=candidate.workload.effective_input_length,
+        prefill_num_chunks=0 if candidate.mode == "decode" else candidate.chunks.num_chunks,
+        stop_reason=_stop_reason(candidate, times, ttft_ms, tpot_ms),
+        prefill_breakdown=_prefill_text(plan, times, records),
+        decode_breakdown=_first_text(times, records, is_decode=True),
+        memory_total_gb=None if memory is None else memory.total_gb,
+        weight_gb=None if memory is None else memory.weight_gb,
+        kv_cache_gb=None if memory is None else memory.kv_cache_gb,
+        activation_gb=None if memory is None else memory.activation_gb,
+        reserved_gb=None if memory is None else memory.reserved_gb,
+        forward_shape_count=len(plan.keys),
+        stop_shape=None if times.oom_key is None else str(times.oom_key),
+        source_shares=_source_shares(times, used),
+        bound_shares=_bound_time_shares(times, used),
+    )
+
+
+def _decode_times(candidate: Candidate, plan: Plan, times: Replay, records: Records) -> _Times:
+    engine = candidate.engine
+    latency_ms = records[plan.keys[0]].latency_ms
+    tpot_ms = engine.fold_decode_ms(latency_ms + engine.serving_cost_ms)
+    return _Times(None, tpot_ms, _per_s(candidate.concurrency, tpot_ms))
+
+
+def _prefill_times(candidate: Candidate, plan: Plan, times: Replay, records: Records) -> _Times:
+    ttft_ms = times.end_ms
+    if times.oom_key is None:
+        ttft_ms = _mean_first_token_ms(candidate, plan, times)
+    tokens = candidate.concurrency * candidate.workload.input_length
+    return _Times(ttft_ms, None, _per_s(tokens, times.end_ms))
+
+
+def _prefill_then_decode_times(candidate: Candidate, plan: Plan, times: Replay, records: Records) -> _Times:
+    if times.oom_key is not None and not times.oom_key.is_decode:
+        return _Times(math.inf, math.inf, 0.0)
+    # Decode is the last pass: when it is the one out of memory, the times it would give are known.
+    ttft_ms = _mean_first_token_ms(candidate, plan, times)
+    output_tokens = candidate.workload.output_length
+    end_to_end_ms = ttft_ms + float(times.step_ms[-1]) * output_tokens
+    tokens = output_tokens * candidate.concurrency
+    return _Times(ttft_ms, end_to_end_ms / output_tokens, _per_s(tokens, end_to_end_ms))
+
+
+def _mixed_steps_times(candidate: Candidate, plan: Plan, times: Replay, records: Records) -> _Times:
+    if times.oom_key is not None:
+        return _Times(times.end_ms, math.inf, 0.0)
+    schedule = plan.schedule
+    output_tokens = candidate.workload.output_length
+    ttft_ms = _mean_first_token_ms(candidate, plan, times)
+    tpot_ms = 0.0
+    if output_tokens > 1:
+        decoding_ms = times.after_step_ms(schedule.finish_end) - times.after_step_ms(schedule.finish_start)
+        total_ms = float(np.dot(schedule.finish_count, decoding_ms))
+        tpot_ms = total_ms / candidate.concurrency / (output_tokens - 1)
+    return _Times(ttft_ms, tpot_ms, _per_s(output_tokens * candidate.concurrency, times.end_ms))
+
+
+_TIMES = {
+    Rule.DECODE: _decode_times,
+    Rule.PREFILL_FORWARD: _prefill_times,
+    Rule.PREFILL_WAVES: _prefill_times,
+    Rule.PREFILL_THEN_DECODE: _prefill_then_decode_times,
+    Rule.MIXED_STEPS: _mixed_steps_times,
+}
+
+
+def _per_s(tokens: int, time_ms: float) -> float:
+    """Return a throughput; a runner that answers 0 ms has no finite one."""
+    return 1000 * tokens / time_ms if time_ms else math.inf
+
+
+def _mean_first_token_ms(candidate: Candidate, plan: Plan, times: Replay) -> float:
+    ends_ms = times.after_step_ms(plan.schedule.first_step)
+    return float(np.dot(plan.schedule.first_count, ends_ms)) / candidate.concurrency
+
+
+def _stop_reason(
+    candidate: Candidate, times: Replay, ttft_ms: float | None, tpot_ms: float | None
+) -> StopReason | None:
+    if times.oom_key is not None:
+        return "decode_oom" if times.oom_key.is_decode else "prefill_oom"
+    return limit_stop_reason(ttft_ms, tpot_ms, candidate.ttft_limit_ms, candidate.tpot_limit_ms)
+
+
+def _prefill_text(plan: Plan, times: Replay, records: Records) -> str | None:
+    if plan.rule is not Rule.PREFILL_WAVES:
+        return _first_text(times, records, is_decode=False)
+    waves: dict[int, int] = {}
+    runs = zip(plan.schedule.run_prefill[: times.run_count], plan.schedule.run_steps, strict=False)
+    for key_index, steps in runs:
+        waves[int(key_index)] = waves.get(int(key_index), 0) + int(steps)
+    return mean_breakdown_text(
+        (count, bound_shares(records[plan.keys[key_index]])) for key_index, count in waves.items()
+    )
+
+
+def _first_text(times: Replay, records: Records, *, is_decode: bool) -> str | None:
+    for key in times.used:
+        if key.is_decode == is_decode:
+            record = records[key]
+            return breakdown_text(bound_shares(record)) if record.breakdowns else None
+    return None
+
+
+def _source_shares(times: Replay, used: list[ForwardLatencyRecord]) -> dict[str, float]:
+    total_ms = float(times.key_ms.sum())
+    shares: dict[str, float] = {}
+    for time_ms, record in zip(times.key_ms, used, strict=True):
+        sources = record.sources or {UNKNOWN_SOURCE: 1.0}
+        for kind, share in sources.items():
+            shares[kind] = shares.get(kind, 0.0) + (float(time_ms) * share / total_ms if total_ms else 0.0)
+    return dict(sorted(shares.items()))
+
+
+def _bound_time_shares(times: Replay, used: list[ForwardLatencyRecord]) -> dict[str, float]:
+    totals = [0.0] * len(BOUND_TYPES)
+    for time_ms, record in zip(times.key_ms, used, strict=True):
+        for index, share in enumerate(bound_shares(record) or ()):
+            totals[index] += float(time_ms) * share
+    total = sum(totals)
+    return {name: value / total for name, value in zip(BOUND_TYPES, totals, strict=True)} if total else {}

@@ -1,0 +1,94 @@
+"""Plan: which passes a candidate runs, in which order. Decided without any latency.
+
+The rules are those of the design, section 4; how equal steps are planned at once is its section 5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cache.shapes import ForwardShapeKey
+from stages.candidate import Candidate
+from stages.mixed_steps import plan_mixed_steps
+from stages.schedule import Schedule, ScheduleBuilder
+from stages.shape_keys import decode_key, prefill_key
+
+
+class Rule(StrEnum):
+    """How a schedule's times are read as TTFT, TPOT and throughput."""
+
+    MIXED_STEPS = "mixed_steps"
+    PREFILL_THEN_DECODE = "prefill_then_decode"
+    PREFILL_FORWARD = "prefill_forward"
+    PREFILL_WAVES = "prefill_waves"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A candidate's schedule and the rule by which its times are read."""
+
+    rule: Rule
+    schedule: Schedule
+
+    @property
+    def keys(self) -> tuple[ForwardShapeKey, ...]:
+        """The distinct shapes, in order of first use."""
+        return self.schedule.keys
+
+
+def plan(candidate: Candidate) -> Plan:
+    """Return the plan of one candidate.
+
+    Raises
+    ------
+    InvalidValueError
+        When the scheduler is unknown or makes no progress.
+    """
+    if candidate.mode == "decode":
+        return _plan_decode(candidate)
+    if candidate.mode == "prefill":
+        return _plan_prefill(candidate)
+    if candidate.chunks.num_chunks == 1:
+        return _plan_prefill_then_decode(candidate)
+    return Plan(Rule.MIXED_STEPS, plan_mixed_steps(candidate))
+
+
+def _plan_decode(candidate: Candidate) -> Plan:
+    builder = ScheduleBuilder()
+    builder.run(None, decode_key(candidate, candidate.concurrency), 1)
+    return Plan(Rule.DECODE, builder.build())
+
+
+def _plan_prefill_then_decode(candidate: Candidate) -> Plan:
+    """Whole prompts in waves as large as the budget allows, then all requests decode together."""
+    builder = ScheduleBuilder()
+    length = candidate.workload.effective_input_length
+    _add_waves(builder, candidate, 0, candidate.budget_tokens // length, last=True)
+    builder.run(None, decode_key(candidate, candidate.concurrency), candidate.workload.output_length)
+    return Plan(Rule.PREFILL_THEN_DECODE, builder.build())
+
+
+def _plan_prefill(candidate: Candidate) -> Plan:
+    builder = ScheduleBuilder()
+    chunks = candidate.chunks
+    if chunks.num_chunks == 1 and candidate.concurrency * chunks.query_len(0) <= candidate.budget_tokens:
+        _add_waves(builder, candidate, 0, candidate.concurrency, last=True)
+        return Plan(Rule.PREFILL_FORWARD, builder.build())
+    for chunk in range(chunks.num_chunks):
+        wave = max(candidate.budget_tokens // chunks.query_len(chunk), 1)
+        _add_waves(builder, candidate, chunk, wave, last=chunk == chunks.num_chunks - 1)
+    return Plan(Rule.PREFILL_WAVES, builder.build())
+
+
+def _add_waves(builder: ScheduleBuilder, candidate: Candidate, chunk: int, wave: int, *, last: bool) -> None:
+    """Run chunk `chunk` of all requests in waves of `wave`; the last chunk ends with first tokens."""
+    full_waves, rest = divmod(candidate.concurrency, wave)
+    for count, waves in ((wave, full_waves), (rest, 1)):
+        if count == 0 or waves == 0:
+            continue
+        if last:
+            for index in range(waves):
+                builder.first_tokens(builder.steps + index, count)
+        builder.run(prefill_key(candidate, count, chunk), None, waves)

@@ -1,0 +1,97 @@
+"""The schedule: latency-free data that says which passes run in which order, and who gets tokens when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.shapes import ForwardShapeKey
+
+IntArray = npt.NDArray[np.int64]
+
+NO_PASS = -1
+"""Stands in a run for a prefill or decode pass that does not take place."""
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """Runs of identical steps, and the token events between them.
+
+    Attributes
+    ----------
+    keys : tuple of ForwardShapeKey
+        The distinct shapes, in order of first use (prefill before decode within a step).
+    run_prefill, run_decode : int arrays, shape (runs,)
+        Index into `keys` of each run's prefill and decode pass; `NO_PASS` for none.
+    run_steps : int array, shape (runs,)
+        How many identical steps each run has.
+    first_step, first_count : int arrays, shape (first-token events,)
+        `first_count` requests got their first token at the end of step `first_step` (from 0).
+    finish_start, finish_end, finish_count : int arrays, shape (finish events,)
+        `finish_count` requests whose first token came after step `finish_start` finished after
+        step `finish_end`.
+    """
+
+    keys: tuple[ForwardShapeKey, ...]
+    run_prefill: IntArray
+    run_decode: IntArray
+    run_steps: IntArray
+    first_step: IntArray
+    first_count: IntArray
+    finish_start: IntArray
+    finish_end: IntArray
+    finish_count: IntArray
+
+    @property
+    def num_steps(self) -> int:
+        """Steps in all."""
+        return int(self.run_steps.sum())
+
+
+class ScheduleBuilder:
+    """Collects runs and events in step order, merging equal neighbouring runs."""
+
+    def __init__(self) -> None:
+        self._key_index: dict[ForwardShapeKey, int] = {}
+        self._runs: list[list[int]] = []
+        self._first: list[tuple[int, int]] = []
+        self._finish: list[tuple[int, int, int]] = []
+        self.steps = 0
+
+    def run(self, prefill: ForwardShapeKey | None, decode: ForwardShapeKey | None, steps: int) -> None:
+        """Append `steps` identical steps."""
+        prefill_index = self._index(prefill)
+        decode_index = self._index(decode)
+        self.steps += steps
+        if self._runs:
+            last = self._runs[-1]
+            if last[0] == prefill_index and last[1] == decode_index:
+                last[2] += steps
+                return
+        self._runs.append([prefill_index, decode_index, steps])
+
+    def first_tokens(self, step: int, count: int) -> None:
+        """Note that `count` requests got their first token at the end of `step`."""
+        self._first.append((step, count))
+
+    def finished(self, start: int, end: int, count: int) -> None:
+        """Note that `count` requests started at `start` finished at the end of step `end`."""
+        self._finish.append((start, end, count))
+
+    def build(self) -> Schedule:
+        """Return what was collected."""
+        runs = _columns(self._runs, 3)
+        first = _columns(self._first, 2)
+        finish = _columns(self._finish, 3)
+        return Schedule(tuple(self._key_index), *runs, *first, *finish)
+
+    def _index(self, key: ForwardShapeKey | None) -> int:
+        return NO_PASS if key is None else self._key_index.setdefault(key, len(self._key_index))
+
+
+def _columns(rows: Sequence[Sequence[int]], width: int) -> list[IntArray]:
+    table = np.array(rows, dtype=np.int64).reshape(len(rows), width)
+    return [np.ascontiguousarray(table[:, column]) for column in range(width)]

@@ -1,0 +1,149 @@
+"""What is served, and by what kind of engine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from cache.errors import InvalidValueError
+
+
+def require_int(name: str, value: object, least: int) -> None:
+    """Refuse anything but an int of at least `least`.
+
+    Raises
+    ------
+    ValueError
+        Naming the field, the value and the expectation.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidValueError(f"{name} is {value!r}; it must be a whole number of at least {least}.")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What every request of a sweep looks like.
+
+    Parameters
+    ----------
+    input_length : int
+        Prompt tokens, L_in; > 0.
+    output_length : int
+        Generated tokens, L_out; > 0.
+    prefix_cache_hit_rate : float
+        Fraction of the prompt already in the KV cache, h; 0 <= h < 1.
+
+    Raises
+    ------
+    ValueError
+        When a field is out of its range.
+    """
+
+    input_length: int
+    output_length: int
+    prefix_cache_hit_rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_int("input_length", self.input_length, 1)
+        require_int("output_length", self.output_length, 1)
+        if not 0 <= self.prefix_cache_hit_rate < 1:
+            raise InvalidValueError(
+                f"prefix_cache_hit_rate is {self.prefix_cache_hit_rate!r}; it must be at least 0 and below 1."
+            )
+
+    @property
+    def effective_input_length(self) -> int:
+        """Prompt tokens that must be computed, E."""
+        cached = math.floor(self.input_length * self.prefix_cache_hit_rate)
+        return max(self.input_length - cached, 1)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How the serving engine schedules and speculates.
+
+    Parameters
+    ----------
+    max_batched_tokens : int
+        Token budget of one replica in one step; also the largest prefill chunk of one request.
+    num_mtp_tokens : int
+        Tokens that multi-token prediction adds per decode step.
+    mtp_acceptance_rate : tuple of float
+        Acceptance rate of each speculative token, in order; at least `num_mtp_tokens` of them.
+    serving_cost_ms : float
+        Fixed cost of serving outside the forward pass, ms.
+    scheduler : str
+        Name of the scheduling policy of mixed prefill and decode steps.
+
+    Raises
+    ------
+    ValueError
+        When a field is out of its range.
+    """
+
+    max_batched_tokens: int
+    num_mtp_tokens: int = 0
+    mtp_acceptance_rate: tuple[float, ...] = (0.9, 0.6, 0.4, 0.2)
+    serving_cost_ms: float = 0.0
+    scheduler: str = "decode_first_slack"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mtp_acceptance_rate", tuple(self.mtp_acceptance_rate))
+        require_int("max_batched_tokens", self.max_batched_tokens, 1)
+        require_int("num_mtp_tokens", self.num_mtp_tokens, 0)
+        if len(self.mtp_acceptance_rate) < self.num_mtp_tokens:
+            raise InvalidValueError(
+                f"mtp_acceptance_rate has {len(self.mtp_acceptance_rate)} rates; num_mtp_tokens is "
+                f"{self.num_mtp_tokens}, so give a rate for each of these tokens."
+            )
+        if not all(0 <= rate <= 1 for rate in self.mtp_acceptance_rate):
+            raise InvalidValueError(
+                f"mtp_acceptance_rate is {list(self.mtp_acceptance_rate)}; each rate must be between 0 and 1."
+            )
+        if not 0 <= self.serving_cost_ms < math.inf:
+            raise InvalidValueError(
+                f"serving_cost_ms is {self.serving_cost_ms!r}; it must be a finite number of at least 0."
+            )
+
+    @property
+    def decode_query_len(self) -> int:
+        """Tokens that one decode step computes per request."""
+        return self.num_mtp_tokens + 1
+
+    @property
+    def tokens_per_decode_step(self) -> float:
+        """Tokens that one decode step yields per request, on average."""
+        return 1 + sum(self.mtp_acceptance_rate[: self.num_mtp_tokens])
+
+    def fold_decode_ms(self, latency_ms: float) -> float:
+        """Return the latency per output token of a raw decode latency, ms."""
+        return latency_ms / self.tokens_per_decode_step
+
+
+@dataclass(frozen=True)
+class ChunkPlan:
+    """How one request's prompt is cut: chunk i computes `query_len(i)` tokens up to `seq_len(i)`.
+
+    Parameters
+    ----------
+    effective_input_length : int
+        Tokens to compute, E.
+    chunk_length : int
+        The longest chunk.
+    """
+
+    effective_input_length: int
+    chunk_length: int
+
+    @property
+    def num_chunks(self) -> int:
+        """Number of chunks."""
+        return -(-self.effective_input_length // self.chunk_length)
+
+    def query_len(self, index: int) -> int:
+        """New tokens of chunk `index`; only the last chunk may be shorter."""
+        return min(self.chunk_length, self.effective_input_length - index * self.chunk_length)
+
+    def seq_len(self, index: int) -> int:
+        """Tokens in the KV cache after chunk `index`."""
+        return min((index + 1) * self.chunk_length, self.effective_input_length)
