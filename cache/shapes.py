@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from cache.errors import InvalidShapeError, InvalidValueError
 BOUND_TYPES = ("memory_bound", "communication_bound", "compute_bound_mma", "compute_bound_gp")
 """The resources that can limit an operator, in the order in which breakdowns are printed."""
 
+MEMORY_FIELDS = ("total_gb", "weight_gb", "kv_cache_gb", "activation_gb", "reserved_gb")
 IMAGE_FIELDS = ("image_batch_size", "image_height", "image_width")
 
 
@@ -81,6 +83,10 @@ class DeviceMemory:
     activation_gb: float
     reserved_gb: float
 
+    def as_json(self) -> dict[str, float]:
+        """Return the parts by name."""
+        return {name: float(getattr(self, name)) for name in MEMORY_FIELDS}
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardLatencyRecord:
@@ -108,12 +114,14 @@ class ForwardLatencyRecord:
     sources: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "latency_ms", float(self.latency_ms))
+        object.__setattr__(self, "memory_left_gb", float(self.memory_left_gb))
         if not 0 <= self.latency_ms < float("inf"):
             raise InvalidValueError(
                 f"latency_ms is {self.latency_ms}; a model runner must answer with a finite, "
                 "non-negative latency."
             )
-        if self.memory_left_gb != self.memory_left_gb:
+        if math.isnan(self.memory_left_gb):
             raise InvalidValueError("memory_left_gb is NaN; a model runner must answer with a number.")
 
     @property
@@ -123,17 +131,13 @@ class ForwardLatencyRecord:
 
     def as_json(self) -> dict[str, Any]:
         """Return the record as plain JSON values, the form that is compared and digested."""
-        memory = self.memory
         return {
             "latency_ms": self.latency_ms,
             "memory_left_gb": self.memory_left_gb,
-            "breakdowns": {name: dict(parts) for name, parts in self.breakdowns.items()},
-            "memory": None if memory is None else {
-                "total_gb": memory.total_gb,
-                "weight_gb": memory.weight_gb,
-                "kv_cache_gb": memory.kv_cache_gb,
-                "activation_gb": memory.activation_gb,
-                "reserved_gb": memory.reserved_gb,
+            "breakdowns": {
+                name: {bound: float(seconds) for bound, seconds in parts.items()}
+                for name, parts in self.breakdowns.items()
             },
-            "sources": dict(self.sources),
+            "memory": None if self.memory is None else self.memory.as_json(),
+            "sources": {kind: float(share) for kind, share in self.sources.items()},
         }

@@ -1,0 +1,231 @@
+"""How records stand in a Parquet file: columns, file metadata, and both ways between them and records.
+
+A part file is self-describing: its metadata holds the schema version and the whole table identity, so a
+file can be mailed, and a file in the wrong table is noticed.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cache.errors import SchemaError, StoreError
+from cache.identity import TableIdentity, canonical_json
+from cache.shapes import MEMORY_FIELDS, DeviceMemory, ForwardLatencyRecord, ForwardShapeKey
+
+SCHEMA_VERSION = 1
+
+_KEY_FIELDS = [
+    ("is_decode", pa.bool_()),
+    ("model_concurrency", pa.int64()),
+    ("query_len", pa.int64()),
+    ("seq_len", pa.int64()),
+    ("image_batch_size", pa.int64()),
+    ("image_height", pa.int64()),
+    ("image_width", pa.int64()),
+]
+_RECORD_FIELDS = [
+    ("latency_ms", pa.float64()),
+    ("memory_left_gb", pa.float64()),
+    *((f"memory_{name}", pa.float64()) for name in MEMORY_FIELDS),
+    ("breakdowns_json", pa.string()),
+    ("sources_json", pa.string()),
+]
+_PROVENANCE_FIELDS = [
+    ("runner", pa.string()),
+    ("runner_version", pa.string()),
+    ("computed_at", pa.timestamp("us", tz="UTC")),
+    ("call_s", pa.float64()),
+]
+
+KEY_COLUMNS = [name for name, _ in _KEY_FIELDS]
+VALUE_COLUMNS = [name for name, _ in _RECORD_FIELDS]
+PROVENANCE_COLUMNS = [name for name, _ in _PROVENANCE_FIELDS]
+COLUMNS = KEY_COLUMNS + VALUE_COLUMNS + PROVENANCE_COLUMNS
+
+SCHEMA = pa.schema(_KEY_FIELDS + _RECORD_FIELDS + _PROVENANCE_FIELDS)
+
+_VERSION_KEY = b"shapecast.schema_version"
+_IDENTITY_KEY = b"shapecast.identity"
+_LABEL_KEY = b"shapecast.label"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """A record with its key and its provenance.
+
+    Attributes
+    ----------
+    key, record
+        What was asked and answered.
+    computed_at_us : int
+        When, microseconds since 1970 UTC.
+    call_s : float
+        How long the call of the model runner took, s.
+    """
+
+    key: ForwardShapeKey
+    record: ForwardLatencyRecord
+    computed_at_us: int
+    call_s: float
+
+
+def rows_table(rows: Sequence[StoredRecord], identity: TableIdentity) -> pa.Table:
+    """Return records as an Arrow table of `SCHEMA`, without file metadata."""
+    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+    for row in rows:
+        for name in KEY_COLUMNS:
+            columns[name].append(getattr(row.key, name))
+        record = row.record.as_json()
+        columns["latency_ms"].append(record["latency_ms"])
+        columns["memory_left_gb"].append(record["memory_left_gb"])
+        for name in MEMORY_FIELDS:
+            columns[f"memory_{name}"].append(None if record["memory"] is None else record["memory"][name])
+        # Estimators keep their order, which says who speaks for the record; so no sorting here.
+        columns["breakdowns_json"].append(json.dumps(record["breakdowns"]))
+        columns["sources_json"].append(json.dumps(record["sources"]))
+        columns["runner"].append(identity.runner)
+        columns["runner_version"].append(identity.runner_version)
+        columns["computed_at"].append(row.computed_at_us)
+        columns["call_s"].append(row.call_s)
+    return pa.table({name: pa.array(columns[name], SCHEMA.field(name).type) for name in COLUMNS}, SCHEMA)
+
+
+def encode_table(table: pa.Table, identity: TableIdentity) -> bytes:
+    """Return a part file's bytes for `table`, with schema version and identity in its metadata."""
+    metadata = {
+        _VERSION_KEY: str(SCHEMA_VERSION).encode(),
+        _IDENTITY_KEY: identity.canonical.encode(),
+        _LABEL_KEY: identity.label.encode(),
+    }
+    buffer = io.BytesIO()
+    pq.write_table(table.replace_schema_metadata(metadata), buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def decode_table(data: bytes, source: str) -> tuple[pa.Table, TableIdentity]:
+    """Return the table and identity of a part file's bytes.
+
+    Parameters
+    ----------
+    data : bytes
+        The file.
+    source : str
+        Its name, for messages.
+
+    Raises
+    ------
+    SchemaError
+        When a newer shapecast wrote the file.
+    StoreError
+        When it is no part file.
+    """
+    try:
+        table = pq.read_table(io.BytesIO(data))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise StoreError(f"{source} is not a readable Parquet file ({_first_line(error)}).") from error
+    metadata = table.schema.metadata or {}
+    if _VERSION_KEY not in metadata or _IDENTITY_KEY not in metadata:
+        raise StoreError(f"{source} is a Parquet file, but not one of shapecast's: it names no identity.")
+    check_schema_version(metadata[_VERSION_KEY].decode(errors="replace"), source)
+    try:
+        fields = json.loads(metadata[_IDENTITY_KEY])
+        identity = TableIdentity.from_json(fields, metadata.get(_LABEL_KEY, b"").decode())
+        table = pa.table({name: table[name].cast(SCHEMA.field(name).type) for name in COLUMNS}, SCHEMA)
+    except (ValueError, TypeError, KeyError, pa.ArrowException) as error:
+        raise StoreError(f"{source} does not have shapecast's columns ({_first_line(error)}).") from error
+    return table, identity
+
+
+def check_schema_version(version: str, source: str) -> None:
+    """Refuse a file of a newer schema.
+
+    Raises
+    ------
+    SchemaError
+        When `version` is newer than this shapecast reads.
+    StoreError
+        When it is no version.
+    """
+    if not version.isdecimal():
+        raise StoreError(f"{source} has the schema version {version!r}; expected a whole number.")
+    if int(version) > SCHEMA_VERSION:
+        raise SchemaError(
+            f"{source} has schema version {version}; this shapecast reads up to {SCHEMA_VERSION}: "
+            "upgrade shapecast, or use another table folder."
+        )
+
+
+def records_of(table: pa.Table) -> Iterable[tuple[ForwardShapeKey, ForwardLatencyRecord]]:
+    """Yield the records of an Arrow table of `SCHEMA`."""
+    for row in table.to_pylist():
+        key = ForwardShapeKey(*(row[name] for name in KEY_COLUMNS))
+        yield key, record_of(row)
+
+
+def record_of(row: dict[str, Any]) -> ForwardLatencyRecord:
+    """Return the record of one row of `VALUE_COLUMNS`."""
+    parts = [row[f"memory_{name}"] for name in MEMORY_FIELDS]
+    memory = None if parts[0] is None else DeviceMemory(*parts)
+    return ForwardLatencyRecord(
+        latency_ms=row["latency_ms"],
+        memory_left_gb=row["memory_left_gb"],
+        breakdowns=json.loads(row["breakdowns_json"]),
+        memory=memory,
+        sources=json.loads(row["sources_json"]),
+    )
+
+
+def identity_file(identity: TableIdentity) -> bytes:
+    """Return the text of `identity.json`: the identity, readable, with its digest and label."""
+    content = {
+        "schema_version": SCHEMA_VERSION,
+        "id": identity.id,
+        "label": identity.label,
+        "identity": identity.as_json(),
+    }
+    return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
+
+
+def parse_identity_file(data: bytes, source: str) -> TableIdentity:
+    """Return the identity that `identity_file` wrote.
+
+    Raises
+    ------
+    SchemaError
+        When a newer shapecast wrote it.
+    StoreError
+        When it is no identity file, or its digest is not that of its content.
+    """
+    try:
+        content = json.loads(data)
+        version = str(content["schema_version"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise StoreError(f"{source} is not an identity file ({_first_line(error)}).") from error
+    check_schema_version(version, source)
+    try:
+        identity = TableIdentity.from_json(content["identity"], str(content["label"]))
+        claimed = content["id"]
+    except (TypeError, KeyError) as error:
+        raise StoreError(f"{source} is not an identity file ({_first_line(error)}).") from error
+    if identity.id != claimed:
+        raise StoreError(
+            f"{source} says its id is {claimed}, but its content has the digest {identity.id}; "
+            "it was edited: delete it, or restore it from a copy."
+        )
+    return identity
+
+
+def record_digest_text(key: ForwardShapeKey, record: ForwardLatencyRecord) -> str:
+    """Return the canonical text of a record with its key, which record digests are made of."""
+    return canonical_json([[getattr(key, name) for name in KEY_COLUMNS], record.as_json()])
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
