@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 
+from cache.schema import record_digest_text
 from cache.shapes import ForwardLatencyRecord, ForwardShapeKey
 from cache.store import RecordWriter, StoredTable
 from cache.view import TableView
@@ -24,6 +26,7 @@ class TableSession(Mapping[ForwardShapeKey, ForwardLatencyRecord]):
         self._table = table
         self._view = TableView([])
         self._fresh: dict[ForwardShapeKey, ForwardLatencyRecord] = {}
+        self._digests: dict[ForwardShapeKey, bytes] = {}
         self.writer = RecordWriter(table)
 
     def refresh(self) -> None:
@@ -34,6 +37,13 @@ class TableSession(Mapping[ForwardShapeKey, ForwardLatencyRecord]):
         """Take a record that has just been computed here."""
         self._fresh[key] = record
         self.writer.add(key, record, call_s)
+
+    def digest(self, key: ForwardShapeKey) -> bytes:
+        """Return the SHA-256 of a known record with its key."""
+        digest = self._digests.get(key)
+        if digest is None:
+            digest = self._digests[key] = hashlib.sha256(record_digest_text(key, self[key]).encode()).digest()
+        return digest
 
     def __getitem__(self, key: ForwardShapeKey) -> ForwardLatencyRecord:
         record = self._fresh.get(key)

@@ -1,1 +1,1 @@
-"""The sweep."""
+"""The sweep: config, graph, execution, outputs, command line."""

@@ -8,17 +8,29 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stages.candidate import CandidateResult
-from stages.parallelism import Parallelism
 
 
 @dataclass(frozen=True)
 class Half:
-    """One feasible disaggregated half: what is deployed, and what it achieves."""
+    """One feasible disaggregated half: what is deployed, and how fast it is.
 
-    result: CandidateResult
+    Attributes
+    ----------
+    latency_ms : float
+        TTFT of a prefill half, TPOT of a decode half.
+    batch_size, concurrency : int
+        Requests per replica and over all replicas.
+    num_devices : int
+        Devices of one instance.
+    parallelism, device : str
+        For people; ties are broken by the first.
+    """
+
+    latency_ms: float
     batch_size: int
-    parallelism: Parallelism
+    concurrency: int
+    num_devices: int
+    parallelism: str
     device: str = ""
 
 
@@ -47,20 +59,22 @@ class RatioRow:
 
 
 def ratio_rows(prefills: Iterable[Half], decodes: Iterable[Half], output_length: int) -> list[RatioRow]:
-    """Return all pairs of feasible halves, best first.
+    """Return all pairs of halves, best first.
 
     Parameters
     ----------
     prefills, decodes : iterable of Half
-        Rows that are not feasible, or take no time, are left out.
+        Feasible halves; one that takes no time is left out.
     output_length : int
         Tokens per request.
     """
-    p_rows = [(half, half.result.concurrency / half.result.ttft_ms * 1000) for half in prefills
-              if half.result.feasible and half.result.ttft_ms is not None and half.result.ttft_ms > 0]
+    p_rows = [(half, half.concurrency / half.latency_ms * 1000) for half in prefills if half.latency_ms > 0]
     later_tokens = max(output_length - 1, 1)
-    d_rows = [(half, half.result.concurrency / (half.result.tpot_ms * later_tokens) * 1000) for half in decodes
-              if half.result.feasible and half.result.tpot_ms is not None and half.result.tpot_ms > 0]
+    d_rows = [
+        (half, half.concurrency / (half.latency_ms * later_tokens) * 1000)
+        for half in decodes
+        if half.latency_ms > 0
+    ]
     rows = [
         RatioRow(p_half, d_half, p_qps, d_qps, d_qps / p_qps, min(p_qps, d_qps))
         for p_half, p_qps in p_rows
@@ -75,14 +89,14 @@ def _rank(row: RatioRow) -> tuple[float | int | str, ...]:
         -row.balanced_qps,
         -row.d_qps,
         -row.p_qps,
-        prefill.result.ttft_ms or 0.0,
-        decode.result.tpot_ms or 0.0,
+        prefill.latency_ms,
+        decode.latency_ms,
         -decode.batch_size,
         -prefill.batch_size,
-        -decode.result.concurrency,
-        -prefill.result.concurrency,
-        str(prefill.parallelism),
-        str(decode.parallelism),
+        -decode.concurrency,
+        -prefill.concurrency,
+        prefill.parallelism,
+        decode.parallelism,
     )
 
 

@@ -1,0 +1,111 @@
+"""The command line: a thin root; each larger command has a module of its own, imported when it is used."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cache.errors import ShapecastError
+from pipeline.terminal import plain_warnings, print_error
+
+app = typer.Typer(
+    name="shapecast",
+    help="Exact, cached capacity planning for LLM serving.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+class SchedulerName(StrEnum):
+    """Where the tasks of a run run."""
+
+    THREADS = "threads"
+    PROCESSES = "processes"
+    SINGLE_THREADED = "single-threaded"
+
+
+def _version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        typer.echo(f"shapecast {version('shapecast')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Exact, cached capacity planning for LLM serving."""
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(help="A sweep config, YAML.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder of the run's files. [default: out/NAME]")
+    ] = None,
+    tables: Annotated[
+        Path | None,
+        typer.Option(
+            "--tables", help="Root of the shape tables. [default: $SHAPECAST_TABLES, or the user cache folder]"
+        ),
+    ] = None,
+    scheduler: Annotated[
+        SchedulerName, typer.Option("--scheduler", help="Where tasks run.")
+    ] = SchedulerName.THREADS,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, help="Threads or processes. [default: cores]")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the output folder.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a different run in the folder.")] = False,
+) -> None:
+    """Run a sweep and write its results."""
+    from pipeline.cli_run import run_command
+
+    run_command(config, out, tables, str(scheduler), jobs, quiet=quiet, force=force)
+
+
+@app.command()
+def models(
+    runner: Annotated[str, typer.Option("--runner", help="Whose models.")] = "roofline",
+) -> None:
+    """List the models that a runner knows by name."""
+    from pipeline.cli_lists import print_models
+
+    print_models(runner)
+
+
+@app.command()
+def devices(
+    runner: Annotated[str, typer.Option("--runner", help="Whose devices.")] = "roofline",
+) -> None:
+    """List the devices that a runner knows by name."""
+    from pipeline.cli_lists import print_devices
+
+    print_devices(runner)
+
+
+def main() -> None:
+    """Run the command line; errors are one sentence and an exit code."""
+    plain_warnings()
+    try:
+        app()
+    except ShapecastError as error:
+        print_error(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print_error(KeyboardInterrupt("interrupted; records that were published are kept."))
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""`shapecast run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from pipeline.config import load_config
+from pipeline.run import RunOptions, run_sweep
+from pipeline.summary import print_summary
+from pipeline.tasks import StoppedError
+from pipeline.terminal import console, print_error
+
+
+def run_command(
+    config: Path,
+    out: Path | None,
+    tables: Path | None,
+    scheduler: str,
+    jobs: int | None,
+    *,
+    quiet: bool,
+    force: bool,
+) -> None:
+    """Run a sweep, and print its summary or, when quiet, its folder."""
+    loaded = load_config(config)
+    options = RunOptions(
+        out=out if out is not None else Path("out") / loaded.config.name,
+        tables=tables,
+        scheduler=scheduler,
+        jobs=jobs,
+        quiet=quiet,
+        force=force,
+    )
+    try:
+        run = run_sweep(loaded, options, console(stderr=True))
+    except StoppedError:
+        print_error(StoppedError("interrupted; all computed records are kept, so the same command continues."))
+        raise typer.Exit(130) from None
+    if quiet:
+        typer.echo(str(run.out))
+    else:
+        print_summary(run, console())

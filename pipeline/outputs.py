@@ -1,0 +1,165 @@
+"""The files of a run: written whole, byte for byte the same for the same config, versions and records."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import platform
+import uuid
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cache.errors import OutputError
+from cache.identity import content_digest
+from pipeline.rows import BEST_COLUMNS, ranked
+
+RESULTS_NAME = "results.parquet"
+BEST_NAME = "best.csv"
+REPORT_NAME = "report.html"
+MANIFEST_NAME = "manifest.json"
+LOG_NAME = "run.log"
+RUN_FILES = (RESULTS_NAME, BEST_NAME, REPORT_NAME, MANIFEST_NAME, LOG_NAME)
+
+MANIFEST_VERSION = 1
+
+_PACKAGES = ("shapecast", "dask", "joblib", "numpy", "pandas", "pyarrow", "pydantic")
+
+
+class OutputFolder:
+    """Where a run's files go.
+
+    Parameters
+    ----------
+    path : Path
+        The folder; made when it does not exist.
+    run_digest : str
+        Digest of what the run is, see `run_digest`.
+    force : bool
+        Whether the files of a different run may be replaced.
+
+    Raises
+    ------
+    OutputError
+        When the folder cannot be written, or holds something else and `force` is not given.
+    """
+
+    def __init__(self, path: Path, run_digest: str, *, force: bool) -> None:
+        self.path = path
+        if not force:
+            self._refuse_other_content(run_digest)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            probe = path / f".{uuid.uuid4().hex}.tmp"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise OutputError(
+                f"The output folder {path} cannot be written ({error.strerror}); choose another with --out."
+            ) from error
+
+    def _refuse_other_content(self, run_digest: str) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise OutputError(f"The output folder {self.path} is a file; choose another with --out.")
+        manifest = self.path / MANIFEST_NAME
+        if manifest.exists():
+            if _read_run_digest(manifest) != run_digest:
+                raise OutputError(
+                    f"The output folder {self.path} already holds a different run; "
+                    "choose another with --out, or replace it with --force."
+                )
+        elif self.path.is_dir() and any(entry.name != LOG_NAME for entry in self.path.iterdir()):
+            raise OutputError(
+                f"The folder {self.path} is not empty and holds no run; "
+                "choose another with --out, or write into it with --force."
+            )
+
+    def write(self, files: Mapping[str, bytes]) -> None:
+        """Write the run's files; each appears whole, and the manifest last."""
+        order = sorted(files, key=lambda name: (name == MANIFEST_NAME, name))
+        temporary = {name: self.path / f".{name}.{uuid.uuid4().hex}.tmp" for name in order}
+        try:
+            for name in order:
+                with temporary[name].open("wb") as file:
+                    file.write(files[name])
+                    file.flush()
+                    os.fsync(file.fileno())
+            for name in order:
+                temporary[name].replace(self.path / name)
+        except OSError as error:
+            for path in temporary.values():
+                path.unlink(missing_ok=True)
+            raise OutputError(
+                f"The outputs cannot be written to {self.path} ({error.strerror}); the records are kept: "
+                "make room or choose another folder with --out, and run again."
+            ) from error
+
+
+def _read_run_digest(manifest: Path) -> str | None:
+    try:
+        content = json.loads(manifest.read_bytes())
+        return str(content["run"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def run_digest(config: Mapping[str, Any], identities: list[str]) -> str:
+    """Return the digest of what a run is: its config, and the identities of its tables."""
+    return content_digest({"config": dict(config), "identities": sorted(identities)})
+
+
+def results_file(table: pa.Table) -> bytes:
+    """Return the bytes of results.parquet."""
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def best_file(frame: pd.DataFrame) -> bytes:
+    """Return the bytes of best.csv: the ranked feasible rows."""
+    text: str = ranked(frame)[BEST_COLUMNS].to_csv(index=False, lineterminator="\n")
+    return text.encode()
+
+
+def manifest_file(
+    run: str,
+    config: Mapping[str, Any],
+    tables: list[dict[str, Any]],
+    counts: Mapping[str, int],
+    files: Mapping[str, bytes],
+) -> bytes:
+    """Return the bytes of manifest.json.
+
+    Parameters
+    ----------
+    run : str
+        Digest of what the run is.
+    config : mapping
+        The sweep config, defaults filled in.
+    tables : list of dict
+        Per identity: id, label, the identity in full, how many records were used, and their digest.
+    counts : mapping
+        Cells, candidates, shapes and outcomes.
+    files : mapping
+        The other files, whose digests the manifest names.
+    """
+    content = {
+        "manifest_version": MANIFEST_VERSION,
+        "run": run,
+        "config": config,
+        "versions": {
+            **{name: version(name) for name in _PACKAGES},
+            "python": ".".join(platform.python_version_tuple()[:2]),
+        },
+        "tables": sorted(tables, key=lambda table: str(table["id"])),
+        "counts": counts,
+        "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
+    }
+    return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()

@@ -1,0 +1,247 @@
+"""A sweep from config to files."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import platformdirs
+from rich.console import Console
+
+from cache.errors import ShapecastError
+from cache.store import default_tables_dir
+from pipeline.cells import Cell, expand
+from pipeline.config import LoadedConfig
+from pipeline.execute import compute, original_error
+from pipeline.graph import build_graph
+from pipeline.outputs import (
+    BEST_NAME,
+    LOG_NAME,
+    MANIFEST_NAME,
+    REPORT_NAME,
+    RESULTS_NAME,
+    OutputFolder,
+    best_file,
+    manifest_file,
+    results_file,
+    run_digest,
+)
+from pipeline.progress import RunProgress
+from pipeline.report import report_file
+from pipeline.rows import result_rows
+from pipeline.tasks import Places, PrefetchCounts, Watch
+from stages.candidate import CandidateResult
+
+_log = logging.getLogger("shapecast")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a sweep is run; nothing here changes its results.
+
+    Attributes
+    ----------
+    out : Path
+        Folder of the run's files.
+    tables : Path or None
+        Root of the shape store; None for the default.
+    scheduler : {"threads", "processes", "single-threaded"}
+        Where tasks run.
+    jobs : int or None
+        Threads or processes; None for the number of cores.
+    quiet : bool
+        Show no progress.
+    force : bool
+        Replace a different run in `out`.
+    """
+
+    out: Path
+    tables: Path | None = None
+    scheduler: str = "threads"
+    jobs: int | None = None
+    quiet: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class RunCounts:
+    """What a run took, for its closing line.
+
+    Attributes
+    ----------
+    needed : int
+        Distinct shapes that the candidates reach, over all tables.
+    computed : int
+        Forward calls of this run.
+    stopped : int
+        Candidates stopped by an out-of-memory record.
+    """
+
+    needed: int
+    computed: int
+    stopped: int
+
+    @property
+    def reused(self) -> int:
+        """Shapes that had a record before the run."""
+        return max(self.needed - self.computed, 0)
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """A finished run: its rows as written, and its counts."""
+
+    out: Path
+    frame: pd.DataFrame
+    counts: RunCounts
+
+
+def places_for(tables: Path | None) -> Places:
+    """Return where records and memoized results are kept."""
+    if tables is not None or os.environ.get("SHAPECAST_TABLES"):
+        root = tables if tables is not None else default_tables_dir()
+        return Places(str(root), root / "memo")
+    return Places(
+        str(default_tables_dir()), Path(platformdirs.user_cache_dir("shapecast", appauthor=False)) / "memo"
+    )
+
+
+def run_sweep(loaded: LoadedConfig, options: RunOptions, console: Console) -> SweepRun:
+    """Run a sweep and write its files.
+
+    Raises
+    ------
+    ShapecastError
+        When the config cannot be deployed, a shape cannot be computed, or a file cannot be written.
+    StoppedError
+        After Ctrl-C; records that were computed are kept.
+    """
+    cells = expand(loaded)
+    config = loaded.config.as_json()
+    run = run_digest(config, sorted({cell.identity.id for cell in cells}))
+    folder = OutputFolder(options.out, run, force=options.force)
+    with _log_to(options.out / LOG_NAME):
+        results, counts = _execute(cells, options, console)
+        table = result_rows(cells, results)
+        frame = table.to_pandas()
+        files = {RESULTS_NAME: results_file(table), BEST_NAME: best_file(frame)}
+        summary = _counts(counts)
+        files[REPORT_NAME] = report_file(loaded.config, frame)
+        files[MANIFEST_NAME] = manifest_file(
+            run, config, _tables(cells, counts), _manifest_counts(cells, frame, summary), files
+        )
+        folder.write(files)
+        _log.info(
+            "%d shapes needed, %d reused, %d computed; %d candidates stopped out of memory",
+            summary.needed, summary.reused, summary.computed, summary.stopped,
+        )  # fmt: skip
+    return SweepRun(options.out, frame, summary)
+
+
+def _execute(
+    cells: Sequence[Cell], options: RunOptions, console: Console
+) -> tuple[list[list[CandidateResult]], list[PrefetchCounts]]:
+    places = places_for(options.tables)
+    jobs = options.jobs or os.cpu_count() or 1
+    _log.info("run on %s with %s, %d jobs, tables %s", platform.node(), options.scheduler, jobs, places.tables)
+    started_s = time.monotonic()
+    watch = Watch()
+    progress = RunProgress([str(cell) for cell in cells], console, quiet=options.quiet)
+    watch.computed = progress.shape_computed
+
+    def done(name: str, result: Any) -> None:
+        progress.task_done(name, result)
+        stage, _, index = name.partition("-")
+        if stage == "aggregate":
+            _log_cell(cells[int(index)], result)
+
+    try:
+        with progress:
+            pairs = compute(
+                build_graph(cells, places), options.scheduler, jobs, watch, progress.task_started, done
+            )
+    except Exception as error:
+        original = original_error(error)
+        _log.info("ended after %.1f s: %s", time.monotonic() - started_s, original)
+        if isinstance(original, ShapecastError):
+            raise original from None
+        raise
+    _log.info("%d cells in %.2f s", len(cells), time.monotonic() - started_s)
+    return [results for results, _ in pairs], [counts for _, counts in pairs]
+
+
+def _log_cell(cell: Cell, results: Sequence[CandidateResult]) -> None:
+    chunks = {result.prefill_num_chunks for result in results}
+    shapes = sum(result.forward_shape_count for result in results)
+    if cell.mode == "decode":
+        _log.info("cell %d (%s): latency table used, %d forward shapes", cell.index, cell, shapes)
+        return
+    _log.info(
+        "cell %d (%s): latency table used, %s prefill chunks, %d forward shapes, stops on negative memory",
+        cell.index, cell, "/".join(str(count) for count in sorted(chunks)), shapes,
+    )  # fmt: skip
+
+
+def _tables(cells: Sequence[Cell], counts: Sequence[PrefetchCounts]) -> list[dict[str, Any]]:
+    """Return, per identity, its fields and the digest of the records that the run used."""
+    digests: dict[str, set[bytes]] = defaultdict(set)
+    identities = {}
+    for cell, cell_counts in zip(cells, counts, strict=True):
+        digests[cell.identity.id] |= cell_counts.digests
+        identities.setdefault(cell.identity.id, cell.identity)
+    return [
+        {
+            "id": table_id,
+            "label": identity.label,
+            "identity": identity.as_json(),
+            "records": len(digests[table_id]),
+            "records_sha256": hashlib.sha256(b"".join(sorted(digests[table_id]))).hexdigest(),
+        }
+        for table_id, identity in identities.items()
+    ]
+
+
+def _counts(counts: Sequence[PrefetchCounts]) -> RunCounts:
+    return RunCounts(
+        needed=len(frozenset().union(*(one.digests for one in counts))),
+        computed=sum(one.computed for one in counts),
+        stopped=sum(one.stopped for one in counts),
+    )
+
+
+def _manifest_counts(cells: Sequence[Cell], frame: pd.DataFrame, counts: RunCounts) -> dict[str, int]:
+    return {
+        "cells": len(cells),
+        "candidates": len(frame),
+        "feasible": int(frame["feasible"].sum()),
+        "out_of_memory": int(frame["stop_reason"].isin(["prefill_oom", "decode_oom"]).sum()),
+        "shapes": counts.needed,
+    }
+
+
+class _log_to:
+    """Append the run's log lines, with their times, to a file while the run goes on."""
+
+    def __init__(self, path: Path) -> None:
+        self._handler = logging.FileHandler(path, encoding="utf-8")
+        self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+
+    def __enter__(self) -> None:
+        self._level = _log.level
+        _log.setLevel(logging.INFO)
+        _log.propagate = False
+        _log.addHandler(self._handler)
+
+    def __exit__(self, *exception: object) -> None:
+        _log.removeHandler(self._handler)
+        _log.setLevel(self._level)
+        self._handler.close()

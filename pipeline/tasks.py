@@ -1,0 +1,271 @@
+"""What one task of the graph does: a stage function over all candidates of a cell.
+
+Tasks may run in any thread, process or machine. They take and give small picklable values; what a process
+holds on to (open tables, built runners) is kept here and is only ever a shortcut.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from cache.errors import MissingShapeError
+from cache.identity import TableIdentity
+from cache.memo import Memo, source_digest
+from cache.session import TableSession
+from cache.shapes import ForwardLatencyRecord, ForwardShapeKey
+from cache.store import ShapeStore
+from cache.table import ForwardLatencyTable
+from stages.aggregate import aggregate
+from stages.candidate import Candidate, CandidateResult
+from stages.dedupe import dedupe
+from stages.evaluate import replay_plan
+from stages.plan import Plan, plan
+from stages.prefetch import prefetch
+from stages.replay import Replay
+from stages.runners.base import ModelRunner, RunnerSpec
+
+Records = dict[ForwardShapeKey, ForwardLatencyRecord]
+
+MEMOIZE_FROM_STEPS = 20_000
+"""A cell whose plans take about so many literal steps costs more to plan than to load."""
+
+MEMOIZE_FROM_RUNS = 100_000
+"""A cell with so many runs costs more to replay than to load."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a run keeps what lasts.
+
+    Attributes
+    ----------
+    tables : str
+        Root of the shape store, a path or URL.
+    memo : Path or None
+        Folder of memoized stage results.
+    """
+
+    tables: str
+    memo: Path | None
+
+
+@dataclass(frozen=True)
+class Prefetched:
+    """What the prefetch of one cell gave.
+
+    Attributes
+    ----------
+    records : mapping
+        Records of all shapes that its candidates reach.
+    digests : frozenset of bytes
+        A digest of each of these records with its key.
+    computed : int
+        Shapes computed for this cell.
+    stopped : int
+        Candidates stopped by an out-of-memory record.
+    """
+
+    records: Records
+    digests: frozenset[bytes]
+    computed: int
+    stopped: int
+
+
+@dataclass
+class Watch:
+    """How a run sees and stops the tasks in its own process.
+
+    Attributes
+    ----------
+    computed : callable
+        Called after each forward call, with the cell's index.
+    stop : threading.Event
+        When set, no further shape is started.
+    """
+
+    computed: Callable[[int], None] = lambda _: None
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+class StoppedError(Exception):
+    """The run was interrupted; what was computed is published."""
+
+
+_watch = Watch()
+
+
+def _check_stop() -> None:
+    if _watch.stop.is_set():
+        raise StoppedError("interrupted")
+
+
+def start_run(watch: Watch) -> None:
+    """Let `watch` see the tasks of this process, and forget what earlier runs held on to."""
+    global _watch
+    _watch = watch
+    _sessions.clear()
+    _runners.clear()
+
+
+def plan_task(candidates: Sequence[Candidate], places: Places) -> list[Plan]:
+    """Return the plan of each candidate, from the memo where that is quicker."""
+    _check_stop()
+    if sum(_literal_steps(candidate) for candidate in candidates) < MEMOIZE_FROM_STEPS:
+        return _plan_all(candidates)
+    return _memo(places.memo).call(_plan_all, tuple(candidates))
+
+
+def dedupe_task(plans: Sequence[Plan]) -> tuple[ForwardShapeKey, ...]:
+    """Return the distinct shapes of a cell."""
+    return dedupe(one.keys for one in plans)
+
+
+def prefetch_task(
+    cell_index: int,
+    spec: RunnerSpec,
+    identity: TableIdentity,
+    plans: Sequence[Plan],
+    keys: Sequence[ForwardShapeKey],
+    places: Places,
+    _after: object = None,
+) -> Prefetched:
+    """Make the records of a cell known; new ones are published before this returns.
+
+    `_after` is the prefetch of the same identity that came before: one writer at a time.
+    """
+    _check_stop()
+    session = open_session(places.tables, identity)
+    runner: ModelRunner | None = None
+
+    def forward(key: ForwardShapeKey) -> ForwardLatencyRecord:
+        nonlocal runner
+        _check_stop()
+        if runner is None:  # A cell whose shapes are all known imports no runner.
+            runner = _runner(spec, identity)
+        return runner.forward(key)
+
+    def computed(key: ForwardShapeKey, record: ForwardLatencyRecord, call_s: float) -> None:
+        session.add(key, record, call_s)
+        _watch.computed(cell_index)
+
+    table = ForwardLatencyTable(forward, session, computed)
+    with session.writer:
+        records = prefetch(table, (one.keys for one in plans))
+    stopped = sum(1 for one in plans if any(key in records and records[key].out_of_memory for key in one.keys))
+    digests = frozenset(session.digest(key) for key in records)
+    return Prefetched(records, digests, table.forward_calls, stopped)
+
+
+def replay_task(
+    candidates: Sequence[Candidate], plans: Sequence[Plan], prefetched: Prefetched, places: Places
+) -> list[Replay]:
+    """Return the times of each candidate's plan, from the memo where that is quicker."""
+    _check_stop()
+    if sum(len(one.schedule.run_steps) for one in plans) < MEMOIZE_FROM_RUNS:
+        return _replay_all(candidates, plans, prefetched.records)
+    return _memo(places.memo).call(_replay_all, tuple(candidates), list(plans), prefetched.records)
+
+
+def aggregate_task(
+    candidates: Sequence[Candidate], plans: Sequence[Plan], times: Sequence[Replay], prefetched: Prefetched
+) -> list[CandidateResult]:
+    """Return the result of each candidate."""
+    return [
+        aggregate(candidate, one, time, prefetched.records)
+        for candidate, one, time in zip(candidates, plans, times, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class PrefetchCounts:
+    """What the run's summary needs of a prefetch; small enough to travel."""
+
+    digests: frozenset[bytes]
+    computed: int
+    stopped: int
+
+
+def done_task(prefetched: Prefetched) -> PrefetchCounts:
+    """Return the counts of a prefetch, which the next prefetch of the identity waits for."""
+    return PrefetchCounts(prefetched.digests, prefetched.computed, prefetched.stopped)
+
+
+def missing_keys(session: TableSession, plans: Sequence[Plan]) -> list[ForwardShapeKey]:
+    """Return the shapes of a cell that have no record and would be started, in order of first use.
+
+    A candidate whose out-of-memory record is known needs nothing behind it.
+    """
+    missing: dict[ForwardShapeKey, None] = {}
+    for one in plans:
+        for key in one.keys:
+            record = session.get(key)
+            if record is None:
+                missing[key] = None
+            elif record.out_of_memory:
+                break
+    return list(missing)
+
+
+def open_session(tables: str, identity: TableIdentity) -> TableSession:
+    """Return this process's session on a table, up to date."""
+    session = _session(tables, identity)
+    session.refresh()
+    return session
+
+
+def frozen_error(key: ForwardShapeKey) -> MissingShapeError:
+    """Return the error of a frozen run that meets a shape without record."""
+    return MissingShapeError(f"The shape ({key}) has no record, and a frozen run computes nothing.")
+
+
+def _plan_all(candidates: Sequence[Candidate]) -> list[Plan]:
+    return [plan(candidate) for candidate in candidates]
+
+
+def _replay_all(
+    candidates: Sequence[Candidate], plans: Sequence[Plan], records: Records
+) -> list[Replay]:
+    return [
+        replay_plan(candidate, one, records) for candidate, one in zip(candidates, plans, strict=True)
+    ]
+
+
+def _literal_steps(candidate: Candidate) -> int:
+    """Estimate how many steps planning cannot skip: a whole pass each, or a token each above the budget."""
+    steps = candidate.chunks.num_chunks + candidate.concurrency
+    if candidate.concurrency > candidate.budget_tokens:
+        steps += candidate.concurrency * candidate.workload.output_length // candidate.budget_tokens
+    return steps
+
+
+_sessions: dict[tuple[str, str], TableSession] = {}
+_sessions_lock = threading.Lock()
+
+
+def _session(tables: str, identity: TableIdentity) -> TableSession:
+    name = (tables, identity.id)
+    with _sessions_lock:
+        if name not in _sessions:
+            _sessions[name] = TableSession(ShapeStore(tables).table(identity))
+        return _sessions[name]
+
+
+_runners: dict[str, ModelRunner] = {}
+
+
+def _runner(spec: RunnerSpec, identity: TableIdentity) -> ModelRunner:
+    if identity.id not in _runners:
+        _runners[identity.id] = spec.build()
+    return _runners[identity.id]
+
+
+@lru_cache(maxsize=8)
+def _memo(folder: Path | None) -> Memo:
+    import stages
+
+    sources = sorted(Path(str(stages.__file__)).parent.glob("*.py"))
+    return Memo(folder, source_digest(*sources))

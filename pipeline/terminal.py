@@ -1,0 +1,28 @@
+"""What the terminal shows: consoles, warnings and errors as plain sentences."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+from rich.console import Console
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console; wide when piped, so that tables are not cut for a file."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else 160, soft_wrap=False)
+
+
+def plain_warnings() -> None:
+    """Show each warning once, as a sentence on standard error, without file and line."""
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        print(f"shapecast: warning: {message}", file=sys.stderr)
+
+    warnings.showwarning = show
+
+
+def print_error(error: BaseException) -> None:
+    """Print an error as one sentence on standard error."""
+    print(f"shapecast: error: {error}", file=sys.stderr)
