@@ -19,7 +19,8 @@ CONFIG_NAME = "config.json"
 
 def known_model_names() -> list[str]:
     """Return the names of the shipped model configs ("Qwen/Qwen3-32B"), sorted."""
-    return sorted(path.parent.relative_to(MODELS_DIR).as_posix() for path in MODELS_DIR.glob("*/*/config.json"))
+    paths = MODELS_DIR.glob(f"*/*/{CONFIG_NAME}")
+    return sorted(path.parent.relative_to(MODELS_DIR).as_posix() for path in paths)
 
 
 def find_model_config(model: str, base_dir: Path = Path()) -> tuple[str, Path]:
@@ -73,7 +74,7 @@ def load_architecture(path: Path) -> ModelArchitecture:
         ) from None
     except (InvalidValueError, RecursionError):
         raise ConfigError(
-            f"Model config {path} holds a number that is not finite or is nested too deeply; correct the file."
+            f"Model config {path} holds a number that is not finite, or is nested too deeply; correct it."
         ) from None
     return replace(_parse(_Reader(path, fields)), digest=digest)
 
@@ -141,7 +142,7 @@ def _base(reader: _Reader, architecture: str) -> ModelArchitecture:
     head_dim = reader.optional_integer("head_dim")
     if head_dim is None:
         if hidden % heads:
-            reader.fail("num_attention_heads", heads, f"a divisor of hidden_size ({hidden}), or give head_dim")
+            reader.fail("num_attention_heads", heads, f"a divisor of hidden_size ({hidden})")
         head_dim = hidden // heads
     return ModelArchitecture(
         architecture=architecture,
@@ -157,7 +158,9 @@ def _base(reader: _Reader, architecture: str) -> ModelArchitecture:
     )
 
 
-def _with_window(reader: _Reader, model: ModelArchitecture, default: Callable[[int], bool]) -> ModelArchitecture:
+def _with_window(
+    reader: _Reader, model: ModelArchitecture, default: Callable[[int], bool]
+) -> ModelArchitecture:
     """Return `model` with the sliding-window layers that `layer_types`, or else `default`, names."""
     kinds = reader.fields.get("layer_types")
     if kinds is None:
@@ -199,7 +202,7 @@ def _mistral(reader: _Reader, architecture: str) -> ModelArchitecture:
 
 
 def _qwen_window(reader: _Reader, model: ModelArchitecture) -> ModelArchitecture:
-    """Return `model` with Qwen's rule: layers from max_window_layers on slide, where sliding is switched on."""
+    """Return `model` with Qwen's rule: where sliding is switched on, layers from max_window_layers on do."""
     if not reader.flag("use_sliding_window", default=False):
         return model
     first = reader.integer("max_window_layers", minimum=0)
@@ -238,7 +241,8 @@ def _mixtral(reader: _Reader, architecture: str) -> ModelArchitecture:
 
 
 def _deepseek_v3(reader: _Reader, architecture: str) -> ModelArchitecture:
-    first, every = reader.integer("first_k_dense_replace", minimum=0), reader.integer("moe_layer_freq", default=1)
+    first = reader.integer("first_k_dense_replace", minimum=0)
+    every = reader.integer("moe_layer_freq", default=1)
     inner = reader.integer("moe_intermediate_size")
     experts = Experts(
         num_experts=reader.integer("n_routed_experts"),
