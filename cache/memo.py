@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,7 +40,7 @@ class Memo:
         return result
 
 
-@lru_cache(maxsize=None)
+@cache
 def source_digest(*files: Path) -> str:
     """Return the SHA-256 of source files, line endings made equal."""
     return digest_texts(path.read_bytes().replace(b"\r\n", b"\n") for path in files)

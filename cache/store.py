@@ -149,7 +149,9 @@ class StoredTable:
         source = self._source(name)
         table, identity = decode_table(data, source)
         if name != part_name(data):
-            raise StoreError(f"{source} is not named by the digest of its content; it was changed or renamed.")
+            raise StoreError(
+                f"{source} is not named by the digest of its content; it was changed or renamed."
+            )
         if identity.id != self.identity.id:
             raise StoreError(f"{source} belongs to the table {identity.id}.")
         return table

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from cache.errors import ConfigError, InvalidValueError
 from cache.identity import TableIdentity
@@ -15,6 +16,8 @@ from stages.parallelism import Parallelism
 from stages.runners.base import Deployment, RunnerOptions, RunnerSpec
 from stages.scheduler import get_scheduler
 from stages.workload import Engine, Workload
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,15 @@ class Cell:
     def candidates(self) -> tuple[Candidate, ...]:
         """Return the candidates, one per batch size."""
         return tuple(
-            Candidate(self.mode, self.workload, self.engine, self.parallelism, batch_size,
-                      self.ttft_limit_ms, self.tpot_limit_ms)
+            Candidate(
+                self.mode,
+                self.workload,
+                self.engine,
+                self.parallelism,
+                batch_size,
+                self.ttft_limit_ms,
+                self.tpot_limit_ms,
+            )
             for batch_size in self.batch_sizes
         )
 
@@ -89,7 +99,9 @@ def expand(loaded: LoadedConfig) -> list[Cell]:
     cells: list[Cell] = []
     for index, options in enumerate(loaded.runners):
         specs.clear()
-        grid = itertools.product(config.models, config.devices, parallelisms, config.modes, workloads, engines)
+        grid = itertools.product(
+            config.models, config.devices, parallelisms, config.modes, workloads, engines
+        )
         for model, device, parallelism, mode, workload, engine in grid:
             deployment = Deployment(model, device, parallelism, engine.num_mtp_tokens, loaded.base_dir)
             if deployment not in specs:
@@ -97,7 +109,16 @@ def expand(loaded: LoadedConfig) -> list[Cell]:
             spec, identity = specs[deployment]
             cells.append(
                 Cell(
-                    len(cells), options.kind, model, device, spec, identity, mode, workload, engine, parallelism,
+                    len(cells),
+                    options.kind,
+                    model,
+                    device,
+                    spec,
+                    identity,
+                    mode,
+                    workload,
+                    engine,
+                    parallelism,
                     tuple(config.concurrency.batch_sizes),
                     None if mode == "decode" else config.limits.ttft_ms,
                     None if mode == "prefill" else config.limits.tpot_ms,
@@ -122,7 +143,7 @@ def _spec(
 
 def _parallelisms(loaded: LoadedConfig) -> list[Parallelism]:
     found = [
-        _checked(loaded, f"parallelism[{index}]", lambda s=sizes: Parallelism(**s))
+        _checked(loaded, f"parallelism[{index}]", partial(Parallelism, **sizes))
         for index, section in enumerate(loaded.config.parallelism)
         for sizes in _combinations(section.model_dump(exclude_none=True))
     ]
@@ -131,7 +152,7 @@ def _parallelisms(loaded: LoadedConfig) -> list[Parallelism]:
 
 def _workloads(loaded: LoadedConfig) -> list[Workload]:
     found = [
-        _checked(loaded, f"workloads[{index}]", lambda f=fields: Workload(**f))
+        _checked(loaded, f"workloads[{index}]", partial(Workload, **fields))
         for index, section in enumerate(loaded.config.workloads)
         for fields in _combinations(section.model_dump())
     ]
@@ -143,8 +164,8 @@ def _engines(loaded: LoadedConfig) -> list[Engine]:
     rates = tuple(fields.pop("mtp_acceptance_rate"))
     engines = []
     for values in _combinations(fields):
-        _checked(loaded, "engine.scheduler", lambda v=values: get_scheduler(v["scheduler"]))
-        engines.append(_checked(loaded, "engine", lambda v=values: Engine(mtp_acceptance_rate=rates, **v)))
+        _checked(loaded, "engine.scheduler", partial(get_scheduler, values["scheduler"]))
+        engines.append(_checked(loaded, "engine", partial(Engine, mtp_acceptance_rate=rates, **values)))
     return engines
 
 
@@ -154,7 +175,7 @@ def _combinations(fields: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
         yield dict(zip(fields, values, strict=True))
 
 
-def _checked(loaded: LoadedConfig, where: str, make: Any) -> Any:
+def _checked(loaded: LoadedConfig, where: str, make: Callable[[], Made]) -> Made:
     try:
         return make()
     except InvalidValueError as error:

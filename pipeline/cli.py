@@ -56,7 +56,8 @@ def run(
     tables: Annotated[
         Path | None,
         typer.Option(
-            "--tables", help="Root of the shape tables. [default: $SHAPECAST_TABLES, or the user cache folder]"
+            "--tables",
+            help="Root of the shape tables. [default: $SHAPECAST_TABLES, else the user cache]",
         ),
     ] = None,
     scheduler: Annotated[

@@ -36,7 +36,7 @@ def run_command(
     try:
         run = run_sweep(loaded, options, console(stderr=True))
     except StoppedError:
-        print_error(StoppedError("interrupted; all computed records are kept, so the same command continues."))
+        print_error(StoppedError("interrupted; computed records are kept, so the same command continues."))
         raise typer.Exit(130) from None
     if quiet:
         typer.echo(str(run.out))

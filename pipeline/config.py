@@ -187,7 +187,7 @@ def validation_sentence(error: ValidationError, path: Path, model: type[BaseMode
     """Return the first finding of a validation as one sentence: file, path in the file, reason."""
     finding = error.errors()[0]
     names = [part for part in finding["loc"] if not _is_type_tag(part)]
-    where = _dotted(([inside] if inside else []) + names)
+    where = _dotted([inside, *names] if inside else names)
     more = f" (and {error.error_count() - 1} more findings)" if error.error_count() > 1 else ""
     return f"{path}: {where + ': ' if where else ''}{_reason(finding, model)}{more}."
 
@@ -200,7 +200,7 @@ def _reason(finding: Any, model: type[BaseModel]) -> str:
         return "this field is unknown" + (f"; did you mean {close[0]}?" if close else "; remove it")
     if kind == "missing":
         return "this field is missing; it is required"
-    message = finding["msg"].removeprefix("Value error, ")
+    message: str = finding["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     if isinstance(value, str | int | float | bool) or value is None:
         return f"{message}, not {value!r}"
@@ -215,7 +215,7 @@ def _dotted(names: Iterable[object]) -> str:
 
 
 def _is_type_tag(part: object) -> bool:
-    """Pydantic adds the alternative of a union to the path, e.g. `function-after[...]`; no field is so named."""
+    """Whether pydantic added this to the path, e.g. `function-after[...]`; no field is so named."""
     return isinstance(part, str) and ("[" in part or "(" in part)
 
 

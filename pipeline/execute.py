@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-import dask
+from dask.base import compute as dask_compute
 from dask.callbacks import Callback
 
 from pipeline.tasks import Watch, start_run
@@ -22,13 +22,13 @@ TaskDone = Callable[[str, Any], None]
 TaskStarted = Callable[[str], None]
 
 
-class _Events(Callback):  # type: ignore[misc]
+class _Events(Callback):
     """Tells of tasks as Dask's local schedulers start and finish them."""
 
     def __init__(self, started: TaskStarted, done: TaskDone) -> None:
         self._started = started
         self._done = done
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def _pretask(self, key: Any, *_: Any) -> None:
         self._started(str(key))
@@ -67,7 +67,7 @@ def compute(
     """
     start_run(watch)
     with _Events(started, done), _executor(scheduler, jobs) as pool, _gentle_interrupt(watch, pool):
-        results: tuple[Any, ...] = dask.compute(
+        results: tuple[Any, ...] = dask_compute(  # type: ignore[no-untyped-call]
             *wanted, scheduler=scheduler, pool=pool, num_workers=jobs, optimize_graph=False
         )
     return results
@@ -103,7 +103,7 @@ def _start_worker() -> None:
 def _gentle_interrupt(watch: Watch, pool: Executor | None) -> Iterator[None]:
     """Let the first Ctrl-C (or SIGTERM) stop the tasks before their next shape; the second is immediate."""
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
         if watch.stop.is_set():
             raise KeyboardInterrupt
         watch.stop.set()
@@ -126,5 +126,3 @@ def _gentle_interrupt(watch: Watch, pool: Executor | None) -> Iterator[None]:
 def original_error(error: BaseException) -> BaseException:
     """Return the exception that a task raised, without the traceback text that Dask adds in processes."""
     return getattr(error, "exception", error)
-
-

@@ -14,7 +14,15 @@ from dask.delayed import Delayed, delayed
 
 from cache.identity import content_digest
 from pipeline.cells import Cell
-from pipeline.tasks import Places, aggregate_task, dedupe_task, done_task, plan_task, prefetch_task, replay_task
+from pipeline.tasks import (
+    Places,
+    aggregate_task,
+    dedupe_task,
+    done_task,
+    plan_task,
+    prefetch_task,
+    replay_task,
+)
 
 
 def build_graph(cells: Sequence[Cell], places: Places) -> list[tuple[Delayed, Delayed]]:
@@ -33,8 +41,15 @@ def build_graph(cells: Sequence[Cell], places: Places) -> list[tuple[Delayed, De
             plans[name] = planned, _task(dedupe_task, f"dedupe-{name}", planned)
         planned, keys = plans[name]
         prefetched = _task(
-            prefetch_task, f"prefetch-{cell.index}",
-            cell.index, cell.spec, cell.identity, planned, keys, places, last.get(cell.identity.id),
+            prefetch_task,
+            f"prefetch-{cell.index}",
+            cell.index,
+            cell.spec,
+            cell.identity,
+            planned,
+            keys,
+            places,
+            last.get(cell.identity.id),
         )
         done = _task(done_task, f"done-{cell.index}", prefetched)
         last[cell.identity.id] = done
@@ -46,4 +61,5 @@ def build_graph(cells: Sequence[Cell], places: Places) -> list[tuple[Delayed, De
 
 
 def _task(function: Callable[..., Any], name: str, *arguments: Any) -> Delayed:
-    return delayed(function, traverse=False)(*arguments, dask_key_name=name)
+    task: Delayed = delayed(function, traverse=False)(*arguments, dask_key_name=name)
+    return task

@@ -8,7 +8,15 @@ import pandas as pd
 
 from stages.pd_ratio import Half, RatioRow, ratio_rows
 
-_SAME = ["runner", "model", "device", "input_length", "output_length", "prefix_cache_hit_rate", "num_mtp_tokens"]
+_SAME = [
+    "runner",
+    "model",
+    "device",
+    "input_length",
+    "output_length",
+    "prefix_cache_hit_rate",
+    "num_mtp_tokens",
+]
 
 
 def run_ratios(frame: pd.DataFrame) -> Iterator[tuple[dict[str, object], list[RatioRow]]]:
@@ -31,8 +39,14 @@ def run_ratios(frame: pd.DataFrame) -> Iterator[tuple[dict[str, object], list[Ra
 def _halves(rows: pd.DataFrame, latency: str) -> list[Half]:
     """Return the distinct halves: decode rows repeat for each max_batched_tokens, which decode ignores."""
     halves = [
-        Half(row[latency], row["batch_size"], row["concurrency"], row["num_devices"], row["parallelism"],
-             row["device"])
+        Half(
+            row[latency],
+            row["batch_size"],
+            row["concurrency"],
+            row["num_devices"],
+            row["parallelism"],
+            row["device"],
+        )
         for row in rows.to_dict("records")
     ]
     return list(dict.fromkeys(halves))

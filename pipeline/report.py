@@ -49,13 +49,15 @@ def report_file(config: SweepConfig, frame: pd.DataFrame) -> bytes:
 def _table(rows: pd.DataFrame, columns: list[str]) -> str:
     head = "".join(f"<th>{html.escape(heading(name))}</th>" for name in columns)
     body = "".join(
-        "<tr>" + "".join(_cell(name, value) for name, value in zip(columns, values, strict=True)) + "</tr>\n"
+        "<tr>" + "".join(_cell(value) for value in values) + "</tr>\n"
         for values in rows[columns].head(_MOST_ROWS).itertuples(index=False)
     )
-    more = f"<p>{len(rows) - _MOST_ROWS} more rows are in results.parquet.</p>" if len(rows) > _MOST_ROWS else ""
+    more = (
+        f"<p>{len(rows) - _MOST_ROWS} more rows are in results.parquet.</p>" if len(rows) > _MOST_ROWS else ""
+    )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
 
 
-def _cell(name: str, value: object) -> str:
+def _cell(value: object) -> str:
     kind = " class='text'" if isinstance(value, str) else ""
-    return f"<td{kind}>{html.escape(format_cell(name, value))}</td>"
+    return f"<td{kind}>{html.escape(format_cell(value))}</td>"

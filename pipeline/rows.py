@@ -67,7 +67,8 @@ SCHEMA = pa.schema(
 )
 
 BEST_COLUMNS = [
-    "rank", "mode", "runner", "model", "device", "parallelism", "num_devices", "input_length", "output_length",
+    "rank", "mode", "runner", "model", "device", "parallelism", "num_devices",
+    "input_length", "output_length",
     "prefix_cache_hit_rate", "max_batched_tokens", "batch_size", "concurrency", "ttft_ms", "tpot_ms",
     "tokens_per_s", "tokens_per_s_per_device", "memory_left_gb", "prefill_num_chunks", "forward_shape_count",
     "identity",

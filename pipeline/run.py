@@ -18,6 +18,7 @@ import platformdirs
 from rich.console import Console
 
 from cache.errors import ShapecastError
+from cache.identity import TableIdentity
 from cache.store import default_tables_dir
 from pipeline.cells import Cell, expand
 from pipeline.config import LoadedConfig
@@ -129,7 +130,7 @@ def run_sweep(loaded: LoadedConfig, options: RunOptions, console: Console) -> Sw
     config = loaded.config.as_json()
     run = run_digest(config, sorted({cell.identity.id for cell in cells}))
     folder = OutputFolder(options.out, run, force=options.force)
-    with _log_to(options.out / LOG_NAME):
+    with _LogTo(options.out / LOG_NAME):
         results, counts = _execute(cells, options, console)
         table = result_rows(cells, results)
         frame = table.to_pandas()
@@ -152,7 +153,7 @@ def _execute(
 ) -> tuple[list[list[CandidateResult]], list[PrefetchCounts]]:
     places = places_for(options.tables)
     jobs = options.jobs or os.cpu_count() or 1
-    _log.info("run on %s with %s, %d jobs, tables %s", platform.node(), options.scheduler, jobs, places.tables)
+    _log.info("run on %s: %s, %d jobs, tables %s", platform.node(), options.scheduler, jobs, places.tables)
     started_s = time.monotonic()
     watch = Watch()
     progress = RunProgress([str(cell) for cell in cells], console, quiet=options.quiet)
@@ -194,7 +195,7 @@ def _log_cell(cell: Cell, results: Sequence[CandidateResult]) -> None:
 def _tables(cells: Sequence[Cell], counts: Sequence[PrefetchCounts]) -> list[dict[str, Any]]:
     """Return, per identity, its fields and the digest of the records that the run used."""
     digests: dict[str, set[bytes]] = defaultdict(set)
-    identities = {}
+    identities: dict[str, TableIdentity] = {}
     for cell, cell_counts in zip(cells, counts, strict=True):
         digests[cell.identity.id] |= cell_counts.digests
         identities.setdefault(cell.identity.id, cell.identity)
@@ -228,7 +229,7 @@ def _manifest_counts(cells: Sequence[Cell], frame: pd.DataFrame, counts: RunCoun
     }
 
 
-class _log_to:
+class _LogTo:
     """Append the run's log lines, with their times, to a file while the run goes on."""
 
     def __init__(self, path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
@@ -53,14 +54,16 @@ def _print_best_overall(best: pd.DataFrame, console: Console) -> None:
     modes = ["aggregated"] if (best["mode"] == "aggregated").any() else sorted(best["mode"].unique())
     for mode in modes:
         rows = best[best["mode"] == mode]
-        for lengths, group in rows.groupby(_WORKLOAD, sort=False):
+        for _, group in rows.groupby(_WORKLOAD, sort=False):
             row = group.iloc[0]
-            input_length, output_length, hit_rate = lengths
-            cached = f", {100 * hit_rate:g}% of the prompt cached" if hit_rate else ""
-            console.print(
-                f"[bold]Best {mode} deployment[/bold] for {input_length:,} input and {output_length:,} output "
-                f"tokens{cached}:\n  {escape(_deployment(row))}\n  {_figures(row)}"
-            )
+            console.print(f"[bold]Best {mode} deployment[/bold] for {_workload(row)}:")
+            console.print(f"  {escape(_deployment(row))}\n  {_figures(row)}")
+
+
+def _workload(row: pd.Series) -> str:
+    hit_rate = row["prefix_cache_hit_rate"]
+    cached = f", {100 * hit_rate:g}% of the prompt cached" if hit_rate else ""
+    return f"{row['input_length']:,} input and {row['output_length']:,} output tokens{cached}"
 
 
 def _deployment(row: pd.Series) -> str:
@@ -137,7 +140,7 @@ def _print_nothing_feasible(frame: pd.DataFrame, console: Console) -> None:
         console.print(f"  {escape(where)}: {escape(_why(row))}", soft_wrap=True)
 
 
-def _excess(row: dict[str, float]) -> tuple[bool, float]:
+def _excess(row: dict[Hashable, Any]) -> tuple[bool, float]:
     """Order stopped rows by how far they are from feasible: limits before memory."""
     if row["memory_left_gb"] < 0:
         return True, -row["memory_left_gb"]
@@ -149,13 +152,13 @@ def _excess(row: dict[str, float]) -> tuple[bool, float]:
     return False, max(ratios, default=math.inf)
 
 
-def _why(row: dict[str, object]) -> str:
+def _why(row: dict[Hashable, Any]) -> str:
     reason = str(row["stop_reason"])
     if reason.endswith("_oom"):
-        lacking = format_number(-float(str(row["memory_left_gb"])))
+        lacking = format_number(-row["memory_left_gb"])
         return f"out of memory by {lacking} GiB at the {row['stop_shape']}"
     name = reason.removesuffix("_limit")
-    value, limit = (format_number(float(str(row[f"{name}{end}"]))) for end in ("_ms", "_limit_ms"))
+    value, limit = (format_number(row[f"{name}{end}"]) for end in ("_ms", "_limit_ms"))
     return f"{name.upper()} is {value} ms, over the limit of {limit} ms"
 
 
@@ -166,5 +169,5 @@ def _table(title: str, rows: pd.DataFrame, columns: Iterable[str]) -> Table:
         numeric = pd.api.types.is_numeric_dtype(rows[name])
         table.add_column(heading(name), justify="right" if numeric else "left")
     for values in rows[columns].itertuples(index=False):
-        table.add_row(*(escape(format_cell(name, value)) for name, value in zip(columns, values, strict=True)))
+        table.add_row(*(escape(format_cell(value)) for value in values))
     return table

@@ -155,7 +155,9 @@ def prefetch_task(
     table = ForwardLatencyTable(forward, session, computed)
     with session.writer:
         records = prefetch(table, (one.keys for one in plans))
-    stopped = sum(1 for one in plans if any(key in records and records[key].out_of_memory for key in one.keys))
+    stopped = sum(
+        1 for one in plans if any(key in records and records[key].out_of_memory for key in one.keys)
+    )
     digests = frozenset(session.digest(key) for key in records)
     return Prefetched(records, digests, table.forward_calls, stopped)
 
@@ -226,12 +228,8 @@ def _plan_all(candidates: Sequence[Candidate]) -> list[Plan]:
     return [plan(candidate) for candidate in candidates]
 
 
-def _replay_all(
-    candidates: Sequence[Candidate], plans: Sequence[Plan], records: Records
-) -> list[Replay]:
-    return [
-        replay_plan(candidate, one, records) for candidate, one in zip(candidates, plans, strict=True)
-    ]
+def _replay_all(candidates: Sequence[Candidate], plans: Sequence[Plan], records: Records) -> list[Replay]:
+    return [replay_plan(candidate, one, records) for candidate, one in zip(candidates, plans, strict=True)]
 
 
 def _literal_steps(candidate: Candidate) -> int:

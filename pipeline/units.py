@@ -33,10 +33,10 @@ def heading(name: str) -> str:
     return name.replace("_", " ")
 
 
-def format_cell(name: str, value: object) -> str:
+def format_cell(value: object) -> str:
     """Return one value as people read it; a dash where there is none."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
-        return "–"
+        return "-"
     if isinstance(value, float):
         return format_number(value)
     return str(value)

@@ -58,7 +58,9 @@ def load_yaml_mapping(path: Path, what: str) -> dict[str, Any]:
     if content is None:
         raise ConfigError(f"The {what} {path} is empty; see configs/quickstart.yaml for an example.")
     if not isinstance(content, dict):
-        raise ConfigError(f"The {what} {path} holds a {type(content).__name__}; expected a mapping of fields.")
+        raise ConfigError(
+            f"The {what} {path} holds a {type(content).__name__}; expected a mapping of fields."
+        )
     return content
 
 

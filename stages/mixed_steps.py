@@ -8,7 +8,7 @@ in every step. With more ready requests than budget it steps literally.
 from __future__ import annotations
 
 from collections import deque
-from functools import lru_cache
+from functools import cache
 
 from cache.errors import InvalidValueError
 from cache.shapes import ForwardShapeKey
@@ -31,7 +31,7 @@ def plan_mixed_steps(candidate: Candidate) -> Schedule:
     ready = ReadyQueue(candidate.workload.output_length - 1)
     builder = ScheduleBuilder()
 
-    @lru_cache(maxsize=None)
+    @cache
     def decode_shape(count: int) -> ForwardShapeKey | None:
         return decode_key(candidate, count) if count else None
 

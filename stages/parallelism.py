@@ -61,8 +61,14 @@ class Parallelism:
 
     def as_json(self) -> dict[str, int | None]:
         """Return all sizes, for identities and manifests."""
-        return {"tp": self.tp, "dp": self.dp, "pp": self.pp, "ep": self.ep,
-                "moe_tp": self.moe_tp, "moe_dp": self.moe_dp}
+        return {
+            "tp": self.tp,
+            "dp": self.dp,
+            "pp": self.pp,
+            "ep": self.ep,
+            "moe_tp": self.moe_tp,
+            "moe_dp": self.moe_dp,
+        }
 
     def __str__(self) -> str:
         text = f"TP={self.tp} | PP={self.pp} | DP={self.dp}"

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 
-
 @dataclass(frozen=True)
 class Half:
     """One feasible disaggregated half: what is deployed, and how fast it is.

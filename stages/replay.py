@@ -146,4 +146,5 @@ def _time_per_key(
         schedule.run_prefill,
         schedule.run_decode,
     )
-    return np.bincount(ruling[:run_count], run_ms[:run_count], minlength=len(schedule.keys))
+    totals = np.bincount(ruling[:run_count], run_ms[:run_count], minlength=len(schedule.keys))
+    return totals.astype(np.float64)

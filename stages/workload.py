@@ -141,9 +141,9 @@ class ChunkPlan:
         return -(-self.effective_input_length // self.chunk_length)
 
     def query_len(self, index: int) -> int:
-        """New tokens of chunk `index`; only the last chunk may be shorter."""
+        """Return the new tokens of chunk `index`; only the last chunk may be shorter."""
         return min(self.chunk_length, self.effective_input_length - index * self.chunk_length)
 
     def seq_len(self, index: int) -> int:
-        """Tokens in the KV cache after chunk `index`."""
+        """Return the tokens in the KV cache after chunk `index`."""
         return min((index + 1) * self.chunk_length, self.effective_input_length)

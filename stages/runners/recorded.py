@@ -36,9 +36,7 @@ class RecordedRunner:
         When the file lacks a column, has no matching row, or two rows of one shape differ.
     """
 
-    def __init__(
-        self, path: Path, where: Mapping[str, str | int | bool], columns: Mapping[str, str]
-    ) -> None:
+    def __init__(self, path: Path, where: Mapping[str, str | int | bool], columns: Mapping[str, str]) -> None:
         self._path = path
         frame = _read(path)
         for column, value in where.items():

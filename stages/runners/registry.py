@@ -42,8 +42,8 @@ def runner_options(kind: str) -> type[RunnerOptions]:
         loaded = plug_ins[kind].load()
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"The runner {kind!r} is registered as {plug_ins[kind].value}, which cannot be imported ({error}); "
-            "reinstall its package."
+            f"The runner {kind!r} is registered as {plug_ins[kind].value}, which cannot be imported "
+            f"({error}); reinstall its package."
         ) from error
     if not (isinstance(loaded, type) and issubclass(loaded, RunnerOptions)):
         raise ConfigError(
