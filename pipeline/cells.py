@@ -80,7 +80,10 @@ class Cell:
         )
 
     def __str__(self) -> str:
-        return f"{self.model} on {self.device}, {self.parallelism}, {self.mode}"
+        return (
+            f"{self.model} on {self.device}, {self.parallelism}, {self.mode}, "
+            f"{self.engine.max_batched_tokens} batched tokens"
+        )
 
 
 def expand(loaded: LoadedConfig) -> list[Cell]:

@@ -186,7 +186,8 @@ def _with_experts(
     layers = tuple(kind._replace(has_experts=has_experts(index)) for index, kind in enumerate(model.layers))
     dense = any(not kind.has_experts for kind in layers)
     return replace(
-        model, layers=layers, experts=experts, intermediate_size=model.intermediate_size if dense else 0)
+        model, layers=layers, experts=experts, intermediate_size=model.intermediate_size if dense else 0
+    )
 
 
 def _llama(reader: _Reader, architecture: str) -> ModelArchitecture:

@@ -77,7 +77,8 @@ class Rates:
         """Add the time of `operators` on `tokens` tokens to `bounds`, weights read `weight_reads` times."""
         for matrix_s, vector_s, weight_s, token_s in operators:
             self.add_one(
-                bounds, matrix_s * tokens, vector_s * tokens, weight_s * weight_reads + token_s * tokens)
+                bounds, matrix_s * tokens, vector_s * tokens, weight_s * weight_reads + token_s * tokens
+            )
 
     def add_one(self, bounds: Bounds, matrix_s: float, vector_s: float, memory_s: float) -> None:
         """Add one operator to the bound that takes longest."""
@@ -102,8 +103,14 @@ class Batch(NamedTuple):
 class TimedLayer:
     """One kind of layer in seconds."""
 
-    def __init__(self, rates: Rates, builder: OperatorBuilder, kind: LayerKind, reduce: Transfer,
-                 share: ExpertShare | None) -> None:
+    def __init__(
+        self,
+        rates: Rates,
+        builder: OperatorBuilder,
+        kind: LayerKind,
+        reduce: Transfer,
+        share: ExpertShare | None,
+    ) -> None:
         layer = builder.layer(kind)
         self._rates = rates
         self._token = rates.timed(layer.token)
@@ -177,9 +184,14 @@ class RooflineRunner:
         self._embedding = rates.timed([builder.embedding()])
         self._head, self._mtp_input = rates.timed(builder.head()), rates.timed(builder.mtp_input())
         self._memory = MemoryPlan(
-            builder, self._stages, ep=parallelism.ep, block_size_tokens=spec.block_size,
-            memory_gb=device.memory_gb, reserved_gb=spec.reserved_memory_gb,
-            num_mtp_modules=min(model.num_mtp_layers, spec.num_mtp_tokens))
+            builder,
+            self._stages,
+            ep=parallelism.ep,
+            block_size_tokens=spec.block_size,
+            memory_gb=device.memory_gb,
+            reserved_gb=spec.reserved_memory_gb,
+            num_mtp_modules=min(model.num_mtp_layers, spec.num_mtp_tokens),
+        )
 
     def forward(self, key: ForwardShapeKey) -> ForwardLatencyRecord:
         """Return the record of one forward pass.
@@ -198,7 +210,8 @@ class RooflineRunner:
         batch = self._micro_batch(key, requests)
         bounds = self._step_bounds(batch)
         memory, left_gb = self._memory.usage(
-            requests, key.query_len, key.seq_len, self._activation_bytes(batch))
+            requests, key.query_len, key.seq_len, self._activation_bytes(batch)
+        )
         return ForwardLatencyRecord(
             latency_ms=sum(bounds) * 1e3,
             memory_left_gb=left_gb,

@@ -141,7 +141,8 @@ class OperatorBuilder:
             token=token,
             prefill_attention=self._latent_attention(latent.qk_head_dim, latent.v_head_dim, entry),
             decode_attention=self._latent_attention(
-                latent.cached_size, latent.kv_lora_rank, entry, shared=True),
+                latent.cached_size, latent.kv_lora_rank, entry, shared=True
+            ),
             prefill_context=(replace(up, bytes_per_token=entry + expanded * BF16_BYTES),),
             decode=(replace(up, bytes_per_token=absorbed * BF16_BYTES),),
             experts=experts,

@@ -102,18 +102,20 @@ class RooflineOptions(RunnerOptions):
         rows = []
         for name in known_model_names():
             model = load_architecture(find_model_config(name)[1])
-            rows.append({
-                "model": name,
-                "architecture": model.architecture,
-                "parameters (B)": f"{model.num_parameters / 1e9:.1f}",
-                "active (B)": f"{model.num_active_parameters / 1e9:.1f}",
-                "layers": str(model.num_layers),
-                "attention": model.attention_kind.upper(),
-                "heads": str(model.num_heads),
-                "KV heads": "-" if model.latent is not None else str(model.num_kv_heads),
-                "experts": str(model.experts.num_experts) if model.experts is not None else "-",
-                "MTP layers": str(model.num_mtp_layers) if model.num_mtp_layers else "-",
-            })
+            rows.append(
+                {
+                    "model": name,
+                    "architecture": model.architecture,
+                    "parameters (B)": f"{model.num_parameters / 1e9:.1f}",
+                    "active (B)": f"{model.num_active_parameters / 1e9:.1f}",
+                    "layers": str(model.num_layers),
+                    "attention": model.attention_kind.upper(),
+                    "heads": str(model.num_heads),
+                    "KV heads": "-" if model.latent is not None else str(model.num_kv_heads),
+                    "experts": str(model.experts.num_experts) if model.experts is not None else "-",
+                    "MTP layers": str(model.num_mtp_layers) if model.num_mtp_layers else "-",
+                }
+            )
         return rows
 
     @classmethod
@@ -123,17 +125,21 @@ class RooflineOptions(RunnerOptions):
         for name in known_device_names():
             device = load_device(find_device_profile(name)[1])
             peaks, links = device.peak_tflops, device.interconnect
-            rows.append({
-                "device": name,
-                "description": device.description,
-                "memory (GiB)": f"{device.memory_gb:g}",
-                "bandwidth (GB/s)": f"{device.memory_bandwidth_gb_per_s:g}",
-                **{f"{format_} (TFLOPS)": f"{peak:g}" if peak is not None else "-" for format_, peak in (
-                    ("BF16", peaks.bf16), ("FP8", peaks.fp8), ("INT8", peaks.int8))},
-                "per node": str(links.devices_per_node),
-                "in node (GB/s)": f"{links.intra_node.bandwidth_gb_per_s:g}",
-                "between nodes (GB/s)": f"{links.inter_node.bandwidth_gb_per_s:g}",
-            })
+            rows.append(
+                {
+                    "device": name,
+                    "description": device.description,
+                    "memory (GiB)": f"{device.memory_gb:g}",
+                    "bandwidth (GB/s)": f"{device.memory_bandwidth_gb_per_s:g}",
+                    **{
+                        f"{format_} (TFLOPS)": f"{peak:g}" if peak is not None else "-"
+                        for format_, peak in (("BF16", peaks.bf16), ("FP8", peaks.fp8), ("INT8", peaks.int8))
+                    },
+                    "per node": str(links.devices_per_node),
+                    "in node (GB/s)": f"{links.intra_node.bandwidth_gb_per_s:g}",
+                    "between nodes (GB/s)": f"{links.inter_node.bandwidth_gb_per_s:g}",
+                }
+            )
         return rows
 
 
