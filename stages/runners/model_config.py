@@ -87,7 +87,8 @@ class _Reader:
     fields: dict[str, Any]
 
     def fail(self, field: str, value: Any, expected: str) -> NoReturn:
-        raise ConfigError(f"Model config {self.path}: field {field} is {value!r}; it must be {expected}.")
+        shown = f"a list of {len(value)}" if isinstance(value, list) and value else repr(value)
+        raise ConfigError(f"Model config {self.path}: field {field} is {shown}; it must be {expected}.")
 
     def _get(self, field: str, default: Any, expected: str) -> Any:
         if self.fields.get(field) is not None:
@@ -115,7 +116,7 @@ class _Reader:
     def integers(self, field: str) -> list[int]:
         value = self.fields.get(field) or []
         if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
-            self.fail(field, value, "a list of layer numbers")
+            self.fail(field, value, "a list of layer numbers from 0")
         return value
 
 

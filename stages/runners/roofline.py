@@ -6,6 +6,9 @@ time (bytes over bandwidth and efficiency), plus a fixed overhead (Williams, Wat
 to that and overlaps with nothing. In the breakdown the whole time of an operator, overhead included, counts
 for the larger side.
 
+Sums and powers are computed the same on every platform and Python version (`math.fsum`, no `pow`; the
+built-in `sum` of floats rounds differently from Python 3.12 on), so that a record is, too.
+
 A key's concurrency is that of all data-parallel replicas: one has `ceil(concurrency / dp)` requests. With
 pipeline parallelism these run as `pp` micro-batches of `ceil(requests / pp)`, one in each stage at a time, so
 that all of them get through in `pp` times the time of the slowest stage, plus `pp - 1` transfers.
@@ -14,6 +17,7 @@ that all of them get through in `pp` times the time of the slowest stage, plus `
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import fsum
 from typing import NamedTuple
 
 from cache.errors import RunnerError
@@ -213,7 +217,7 @@ class RooflineRunner:
             requests, key.query_len, key.seq_len, self._activation_bytes(batch)
         )
         return ForwardLatencyRecord(
-            latency_ms=sum(bounds) * 1e3,
+            latency_ms=fsum(bounds) * 1e3,
             memory_left_gb=left_gb,
             breakdowns={ESTIMATOR: dict(zip(BOUND_TYPES, bounds, strict=True))},
             memory=memory,
@@ -241,7 +245,7 @@ class RooflineRunner:
         """Return the seconds per bound until every micro-batch is through every stage."""
         layers = {kind: layer.bounds(batch) for kind, layer in self._layers.items()}
         stages = [self._stage_bounds(stage, batch, layers) for stage in self._stages]
-        slowest, pp = max(stages, key=sum), len(stages)
+        slowest, pp = max(stages, key=fsum), len(stages)
         if pp == 1:
             return slowest
         bounds = [pp * seconds for seconds in slowest]

@@ -10,6 +10,17 @@ from stages.runners.quantization import BF16_BYTES, Quantization
 from stages.runners.roofline_communication import Fabric, Transfer
 
 
+def power(base: float, exponent: int) -> float:
+    """Return `base` to a whole `exponent` by squaring: the C library's `pow` differs between platforms."""
+    result = 1.0
+    while exponent:
+        if exponent & 1:
+            result *= base
+        base *= base
+        exponent >>= 1
+    return result
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertShare:
     """Work of the routed experts on one device, tokens being spread evenly over the experts.
@@ -42,7 +53,7 @@ class ExpertShare:
         With k of E experts chosen at random per token, an expert is missed by all of T tokens with
         probability (1 - k / E) ** T, so E * (1 - (1 - k / E) ** T) of all experts are hit.
         """
-        return self.experts_per_device * (1 - self.miss_rate**group_tokens)
+        return self.experts_per_device * (1 - power(self.miss_rate, group_tokens))
 
 
 def expert_share(
@@ -68,7 +79,7 @@ def expert_share(
         token.append(fabric.all_reduce(tp).scaled(row_out))
     else:
         # A token goes to this many of the ep devices: of k choices, some fall on the same one.
-        copies = ep * (1 - (1 - 1 / ep) ** experts.experts_per_token)
+        copies = ep * (1 - power(1 - 1 / ep, experts.experts_per_token))
         sent = copies * (ep - 1) / ep / (ep * moe_tp)
         to_experts, slices = fabric.all_to_all(ep, stride=moe_tp), fabric.all_gather(moe_tp)
         group = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from math import fsum
 
 from cache.shapes import DeviceMemory
 from stages.runners.architecture import LayerKind, ModelArchitecture
@@ -138,7 +139,7 @@ class MemoryPlan:
 
     def _stage_weight_bytes(self, stage: Stage, pp: int, ep: int) -> float:
         model, builder = self._model, self._builder
-        total = sum(count * self._layer_bytes(kind, ep) for kind, count in stage.layers.items())
+        total = fsum(count * self._layer_bytes(kind, ep) for kind, count in stage.layers.items())
         table = builder.vocab * model.hidden_size * BF16_BYTES
         if stage.is_first:
             total += table
@@ -148,7 +149,7 @@ class MemoryPlan:
             total += model.hidden_size * BF16_BYTES
             for kind in self._mtp_kinds:
                 total += self._layer_bytes(kind, ep) + 3 * model.hidden_size * BF16_BYTES
-                total += sum(operator.weight_bytes for operator in builder.mtp_input())
+                total += fsum(operator.weight_bytes for operator in builder.mtp_input())
         return total
 
     def _layer_bytes(self, kind: LayerKind, ep: int) -> float:
@@ -182,5 +183,5 @@ class MemoryPlan:
 def layer_weight_bytes(model: ModelArchitecture, layer: LayerOperators, ep: int) -> float:
     """Return the bytes of weights of one layer on one device."""
     experts = model.experts.num_experts / ep if model.experts is not None else 0.0
-    total = sum(operator.weight_bytes for operator in (*layer.token, *layer.decode))
-    return total + experts * sum(operator.weight_bytes for operator in layer.experts) + layer.vector_bytes
+    total = fsum(operator.weight_bytes for operator in (*layer.token, *layer.decode))
+    return total + experts * fsum(operator.weight_bytes for operator in layer.experts) + layer.vector_bytes
