@@ -40,6 +40,14 @@ def with_model(base: RooflineSpec, **changes: Any) -> RooflineSpec:
 def small_model(**changes: Any) -> ModelArchitecture:
     """Return a model whose work can be computed by hand."""
     model = ModelArchitecture(
-        architecture="LlamaForCausalLM", digest="small", hidden_size=64, num_heads=4, num_kv_heads=2,
-        head_dim=16, intermediate_size=128, vocab_size=1000, layers=(DENSE,) * 2)
+        architecture="LlamaForCausalLM",
+        digest="small",
+        hidden_size=64,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        intermediate_size=128,
+        vocab_size=1000,
+        layers=(DENSE,) * 2,
+    )
     return replace(model, **changes)

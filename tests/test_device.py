@@ -16,8 +16,14 @@ from configs import DEVICES_DIR
 from stages.runners.device import DeviceProfile, find_device_profile, known_device_names, load_device
 
 SHIPPED = [
-    "A100-SXM-80G", "ATLAS-800-A2-64G", "ATLAS-800-A3-128G", "B200-SXM-180G", "H100-SXM-80G", "H200-SXM-141G",
-    "L40S-48G", "MI300X-192G",
+    "A100-SXM-80G",
+    "ATLAS-800-A2-64G",
+    "ATLAS-800-A3-128G",
+    "B200-SXM-180G",
+    "H100-SXM-80G",
+    "H200-SXM-141G",
+    "L40S-48G",
+    "MI300X-192G",
 ]
 
 
@@ -84,7 +90,8 @@ def test_memory_is_what_the_driver_reports_in_gib() -> None:
     assert load_device(DEVICES_DIR / "H100-SXM-80G.yaml").memory_gb == pytest.approx(81559 / 1024, abs=0.01)
     assert load_device(DEVICES_DIR / "B200-SXM-180G.yaml").memory_gb == pytest.approx(183359 / 1024, abs=0.01)
     assert load_device(DEVICES_DIR / "MI300X-192G.yaml").memory_gb == pytest.approx(
-        206141652992 / 2**30, abs=0.01)
+        206141652992 / 2**30, abs=0.01
+    )
 
 
 def test_an_a3_device_is_one_die_and_says_so() -> None:
@@ -151,29 +158,39 @@ def test_a_directory_is_refused(tmp_path: Path) -> None:
         find_device_profile("folder", tmp_path)
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("memory_gb: [", r"mine.yaml is no valid YAML \(line 1, column 13\); correct the file\."),
-    ("", r"mine.yaml is no YAML mapping; give a profile"),
-    ("- 1", r"is no YAML mapping"),
-])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("memory_gb: [", r"mine.yaml is no valid YAML \(line 1, column 13\); correct the file\."),
+        ("", r"mine.yaml is no YAML mapping; give a profile"),
+        ("- 1", r"is no YAML mapping"),
+    ],
+)
 def test_text_that_is_no_profile_is_refused(text: str, message: str, write: Callable[[Any], Path]) -> None:
     with pytest.raises(ConfigError, match=message):
         load_device(write(text))
 
 
-@pytest.mark.parametrize(("path", "value", "message"), [
-    (("memory_gb",), 0, r"mine.yaml: field memory_gb is 0: input should be greater than 0\."),
-    (("memory_gb",), "80 GB", r"field memory_gb is '80 GB': input should be a valid number\."),
-    (("memory_gb",), float("inf"), r"field memory_gb is inf: input should be a finite number\."),
-    (("memory_size",), 3, r"field memory_size is unknown: remove it or correct its name\."),
-    (("peak_tflops", "fp16"), 3, r"field peak_tflops.fp16 is unknown"),
-    (("peak_tflops", "bf16"), None, r"field peak_tflops.bf16 is None"),
-    (("interconnect", "devices_per_node"), 2.5, r"field interconnect.devices_per_node is 2.5: "),
-    (("interconnect", "intra_node", "latency_us"), -1, r"field interconnect.intra_node.latency_us is -1: "),
-    (("efficiency", "compute"), 1.2, r"field efficiency.compute is 1.2: .* less than or equal to 1\."),
-    (("operator_overhead_us",), -2, r"field operator_overhead_us is -2: "),
-    (("sources", "colour"), "x", r"field sources is .*'colour' names no figure of a device profile\."),
-])
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("memory_gb",), 0, r"mine.yaml: field memory_gb is 0: input should be greater than 0\."),
+        (("memory_gb",), "80 GB", r"field memory_gb is '80 GB': input should be a valid number\."),
+        (("memory_gb",), float("inf"), r"field memory_gb is inf: input should be a finite number\."),
+        (("memory_size",), 3, r"field memory_size is unknown: remove it or correct its name\."),
+        (("peak_tflops", "fp16"), 3, r"field peak_tflops.fp16 is unknown"),
+        (("peak_tflops", "bf16"), None, r"field peak_tflops.bf16 is None"),
+        (("interconnect", "devices_per_node"), 2.5, r"field interconnect.devices_per_node is 2.5: "),
+        (
+            ("interconnect", "intra_node", "latency_us"),
+            -1,
+            r"field interconnect.intra_node.latency_us is -1: ",
+        ),
+        (("efficiency", "compute"), 1.2, r"field efficiency.compute is 1.2: .* less than or equal to 1\."),
+        (("operator_overhead_us",), -2, r"field operator_overhead_us is -2: "),
+        (("sources", "colour"), "x", r"field sources is .*'colour' names no figure of a device profile\."),
+    ],
+)
 def test_a_field_that_cannot_be_used_is_named(
     path: tuple[str, ...], value: Any, message: str, write: Callable[[Any], Path]
 ) -> None:

@@ -94,7 +94,10 @@ def test_gpt_oss_without_layer_types_slides_the_same(write: Callable[[Any], Path
 
 def test_qwen_moe_has_dense_layers_where_its_step_and_list_say(write: Callable[[Any], Path]) -> None:
     fields = shipped("Qwen/Qwen3-30B-A3B") | {
-        "num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+        "num_hidden_layers": 6,
+        "decoder_sparse_step": 2,
+        "mlp_only_layers": [3],
+    }
     model = load_architecture(write(fields))
     assert [kind.has_experts for kind in model.layers] == [False, True, False, False, False, True]
     assert model.intermediate_size == 6144
@@ -108,15 +111,22 @@ def test_qwen2_has_biases_on_queries_keys_and_values_only(write: Callable[[Any],
 
 def test_qwen_slides_from_max_window_layers_on_when_switched_on(write: Callable[[Any], Path]) -> None:
     fields = shipped("Qwen/Qwen3-8B") | {
-        "use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 30}
+        "use_sliding_window": True,
+        "sliding_window": 4096,
+        "max_window_layers": 30,
+    }
     model = load_architecture(write(fields))
     assert [kind.is_sliding for kind in model.layers] == [False] * 30 + [True] * 6
 
 
 def test_mixtral_reads_its_experts_and_window(write: Callable[[Any], Path]) -> None:
     fields = shipped("meta-llama/Llama-3.1-8B") | {
-        "architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2,
-        "vocab_size": 32000, "sliding_window": None}
+        "architectures": ["MixtralForCausalLM"],
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "vocab_size": 32000,
+        "sliding_window": None,
+    }
     model = load_architecture(write(fields))
     # Mixtral 8x7B: 46.7B parameters, 12.9B active (Mixtral of Experts, arXiv:2401.04088).
     assert model.num_parameters / 1e9 == pytest.approx(46.7, abs=0.05)
@@ -125,7 +135,9 @@ def test_mixtral_reads_its_experts_and_window(write: Callable[[Any], Path]) -> N
 
 def test_mistral_slides_in_every_layer_when_it_has_a_window(write: Callable[[Any], Path]) -> None:
     fields = shipped("meta-llama/Llama-3.1-8B") | {
-        "architectures": ["MistralForCausalLM"], "sliding_window": 4096}
+        "architectures": ["MistralForCausalLM"],
+        "sliding_window": 4096,
+    }
     assert all(kind.is_sliding for kind in load_architecture(write(fields)).layers)
 
 
@@ -155,7 +167,9 @@ def test_moving_and_reordering_a_config_keeps_its_digest(write: Callable[[Any], 
 
 
 NUMBERS_AND_FLAGS = [
-    (name, field) for name in known_model_names() for field, value in shipped(name).items()
+    (name, field)
+    for name in known_model_names()
+    for field, value in shipped(name).items()
     if isinstance(value, int)
 ]
 
@@ -196,13 +210,19 @@ def test_a_directory_without_config_json_is_named(tmp_path: Path) -> None:
         find_model_config("empty", tmp_path)
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ('{"hidden_size": 3,', r"config.json is no valid JSON \(line 1, column \d+: .*\); correct the file\."),
-    ("", r"is no valid JSON \(line 1, column 1"),
-    ("[1, 2]", r"is no JSON object; give a Hugging Face config.json\."),
-    ('{"rope_theta": NaN}', r"holds a number that is not finite"),
-    ("[" * 100_000, r"nested too deeply"),
-])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '{"hidden_size": 3,',
+            r"config.json is no valid JSON \(line 1, column \d+: .*\); correct the file\.",
+        ),
+        ("", r"is no valid JSON \(line 1, column 1"),
+        ("[1, 2]", r"is no JSON object; give a Hugging Face config.json\."),
+        ('{"rope_theta": NaN}', r"holds a number that is not finite"),
+        ("[" * 100_000, r"nested too deeply"),
+    ],
+)
 def test_text_that_is_no_config_is_refused(text: str, message: str, write: Callable[[Any], Path]) -> None:
     with pytest.raises(ConfigError, match=message):
         load_architecture(write(text))
@@ -214,23 +234,26 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
         load_architecture(tmp_path / "config.json")
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"architectures": ["GPT2LMHeadModel"]}, r"names 'GPT2LMHeadModel', which .* knows DeepseekV3"),
-    ({"architectures": None}, r"field architectures is None; it must be a list with the class name"),
-    ({"architectures": []}, r"field architectures is \[\]"),
-    ({"hidden_size": None}, r"config.json: field hidden_size is missing; it must be an integer"),
-    ({"hidden_size": "5120"}, r"field hidden_size is '5120'; it must be an integer of at least 1\."),
-    ({"hidden_size": 5120.0}, r"field hidden_size is 5120.0; it must be an integer"),
-    ({"num_hidden_layers": 0}, r"field num_hidden_layers is 0; it must be an integer of at least 1\."),
-    ({"num_hidden_layers": True}, r"field num_hidden_layers is True; it must be an integer"),
-    ({"num_key_value_heads": 7}, r"num_key_value_heads is 7; it must be a divisor of .*heads \(32\)"),
-    ({"num_attention_heads": 24, "head_dim": None}, r"num_attention_heads is 24; it must be a divisor"),
-    ({"tie_word_embeddings": 1}, r"field tie_word_embeddings is 1; it must be true or false\."),
-    ({"num_experts": None}, r"field num_experts is missing"),
-    ({"num_experts_per_tok": 200}, r"field num_experts_per_tok is 200; it must be at most 128\."),
-    ({"mlp_only_layers": [-1]}, r"mlp_only_layers is a list of 1; it must be a list of layer numbers"),
-    ({"use_sliding_window": True, "max_window_layers": 3}, r"field sliding_window is missing"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, r"names 'GPT2LMHeadModel', which .* knows DeepseekV3"),
+        ({"architectures": None}, r"field architectures is None; it must be a list with the class name"),
+        ({"architectures": []}, r"field architectures is \[\]"),
+        ({"hidden_size": None}, r"config.json: field hidden_size is missing; it must be an integer"),
+        ({"hidden_size": "5120"}, r"field hidden_size is '5120'; it must be an integer of at least 1\."),
+        ({"hidden_size": 5120.0}, r"field hidden_size is 5120.0; it must be an integer"),
+        ({"num_hidden_layers": 0}, r"field num_hidden_layers is 0; it must be an integer of at least 1\."),
+        ({"num_hidden_layers": True}, r"field num_hidden_layers is True; it must be an integer"),
+        ({"num_key_value_heads": 7}, r"num_key_value_heads is 7; it must be a divisor of .*heads \(32\)"),
+        ({"num_attention_heads": 24, "head_dim": None}, r"num_attention_heads is 24; it must be a divisor"),
+        ({"tie_word_embeddings": 1}, r"field tie_word_embeddings is 1; it must be true or false\."),
+        ({"num_experts": None}, r"field num_experts is missing"),
+        ({"num_experts_per_tok": 200}, r"field num_experts_per_tok is 200; it must be at most 128\."),
+        ({"mlp_only_layers": [-1]}, r"mlp_only_layers is a list of 1; it must be a list of layer numbers"),
+        ({"use_sliding_window": True, "max_window_layers": 3}, r"field sliding_window is missing"),
+    ],
+)
 def test_a_field_that_cannot_be_used_is_named_with_its_file(
     change: dict[str, Any], message: str, write: Callable[[Any], Path]
 ) -> None:
@@ -240,11 +263,20 @@ def test_a_field_that_cannot_be_used_is_named_with_its_file(
     assert "config.json" in str(error.value)
 
 
-@pytest.mark.parametrize(("kinds", "message"), [
-    (["full_attention"], r"layer_types is a list of 1; it must be a list of 36 layer types, one per layer"),
-    (["full_attention"] * 35 + ["linear_attention"], r"layer_types is 'linear_attention'; it must be full"),
-    ("full_attention", r"layer_types is 'full_attention'; it must be a list of 36"),
-])
+@pytest.mark.parametrize(
+    ("kinds", "message"),
+    [
+        (
+            ["full_attention"],
+            r"layer_types is a list of 1; it must be a list of 36 layer types, one per layer",
+        ),
+        (
+            ["full_attention"] * 35 + ["linear_attention"],
+            r"layer_types is 'linear_attention'; it must be full",
+        ),
+        ("full_attention", r"layer_types is 'full_attention'; it must be a list of 36"),
+    ],
+)
 def test_layer_types_that_cannot_be_used_are_named(
     kinds: Any, message: str, write: Callable[[Any], Path]
 ) -> None:

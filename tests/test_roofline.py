@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from roofline_cases import spec, with_device, with_model, without_overhead
 
 from cache.errors import RunnerError
 from cache.shapes import BOUND_TYPES, ForwardLatencyRecord, ForwardShapeKey
@@ -16,6 +15,7 @@ from stages.parallelism import Parallelism
 from stages.runners.base import ModelRunner
 from stages.runners.device import known_device_names
 from stages.runners.model_config import known_model_names
+from tests.roofline_cases import spec, with_device, with_model, without_overhead
 
 DENSE_MODELS = ["Llama-3.1-8B", "Llama-3.1-70B", "Qwen3-8B", "Qwen3-32B"]
 
@@ -39,8 +39,12 @@ DEPLOYMENTS = {
     "experts_split": spec("Qwen3-30B-A3B", parallelism=Parallelism(tp=2, dp=4, ep=2, moe_dp=2)),
     "sliding": spec("gpt-oss-120b", "B200-SXM-180G", Parallelism(tp=2)),
     "latent": spec(
-        "DeepSeek-V3", "H200-SXM-141G", Parallelism(tp=4, dp=4, ep=16), num_mtp_tokens=2,
-        quantization={"weights": "fp8", "activations": "fp8"}),
+        "DeepSeek-V3",
+        "H200-SXM-141G",
+        Parallelism(tp=4, dp=4, ep=16),
+        num_mtp_tokens=2,
+        quantization={"weights": "fp8", "activations": "fp8"},
+    ),
 }
 RUNNERS: dict[str, ModelRunner] = {name: deployment.build() for name, deployment in DEPLOYMENTS.items()}
 
@@ -87,8 +91,7 @@ def test_the_breakdown_is_the_latency_and_the_memory_adds_up() -> None:
 def test_latency_and_cache_grow_linearly_in_layers(key: ForwardShapeKey, device: str) -> None:
     base = spec("Qwen3-8B", device, Parallelism(tp=2))
     kinds = base.architecture.layers
-    records = [
-        with_model(base, layers=kinds[:1] * count).build().forward(key) for count in (10, 20, 30)]
+    records = [with_model(base, layers=kinds[:1] * count).build().forward(key) for count in (10, 20, 30)]
     low, middle, high = (record.latency_ms for record in records)
     assert high - middle == pytest.approx(middle - low, rel=1e-9)
     assert middle - low > 0
@@ -98,8 +101,12 @@ def test_latency_and_cache_grow_linearly_in_layers(key: ForwardShapeKey, device:
 
 
 shapes = st.tuples(
-    st.sampled_from(sorted(RUNNERS)), st.booleans(),
-    st.integers(1, 2000), st.integers(1, 4096), st.integers(0, 10**5))
+    st.sampled_from(sorted(RUNNERS)),
+    st.booleans(),
+    st.integers(1, 2000),
+    st.integers(1, 4096),
+    st.integers(0, 10**5),
+)
 
 
 @given(shape=shapes, more=st.tuples(st.integers(0, 500), st.integers(0, 2048), st.integers(0, 10**5)))
@@ -110,7 +117,8 @@ def test_more_requests_tokens_or_context_never_take_less_time_or_memory(
     name, is_decode, concurrency, query_len, cached = shape
     base = ForwardShapeKey(is_decode, concurrency, query_len, cached + query_len)
     larger = ForwardShapeKey(
-        is_decode, concurrency + more[0], query_len + more[1], cached + more[2] + query_len + more[1])
+        is_decode, concurrency + more[0], query_len + more[1], cached + more[2] + query_len + more[1]
+    )
     small, large = RUNNERS[name].forward(base), RUNNERS[name].forward(larger)
     assert large.latency_ms >= small.latency_ms * (1 - 1e-12)
     assert large.memory_left_gb <= small.memory_left_gb + 1e-9
@@ -175,10 +183,16 @@ def test_sliding_layers_make_long_contexts_cheaper() -> None:
     assert ratio == pytest.approx(0.5, abs=0.01)
 
 
-@pytest.mark.parametrize("formats", [
-    {"weights": "fp8", "activations": "fp8"}, {"weights": "int8", "activations": "int8"}, {"weights": "int4"},
-    {"weights": "fp8"}, {"kv_cache": "fp8"},
-])
+@pytest.mark.parametrize(
+    "formats",
+    [
+        {"weights": "fp8", "activations": "fp8"},
+        {"weights": "int8", "activations": "int8"},
+        {"weights": "int4"},
+        {"weights": "fp8"},
+        {"kv_cache": "fp8"},
+    ],
+)
 def test_smaller_formats_make_decode_faster_and_leave_more_memory(formats: dict[str, str]) -> None:
     key, two = decode(8, 8192), Parallelism(tp=2)
     plain = spec("Qwen3-32B", parallelism=two).build().forward(key)
@@ -197,8 +211,12 @@ def test_decode_of_one_request_reads_only_the_experts_of_its_token() -> None:
 
 def test_speculative_tokens_add_passes_of_the_prediction_module() -> None:
     times = [
-        spec("DeepSeek-V3", "H200-SXM-141G", Parallelism(tp=8, dp=2, ep=16), num_mtp_tokens=count).build()
-        .forward(decode(64, 4096, query_len=4)).latency_ms for count in (0, 1, 2, 3)]
+        spec("DeepSeek-V3", "H200-SXM-141G", Parallelism(tp=8, dp=2, ep=16), num_mtp_tokens=count)
+        .build()
+        .forward(decode(64, 4096, query_len=4))
+        .latency_ms
+        for count in (0, 1, 2, 3)
+    ]
     assert times[0] < times[1] < times[2] < times[3]
     # Passes after the first are alike.
     assert times[3] - times[2] == pytest.approx(times[2] - times[1], rel=1e-9)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import pytest
-from roofline_cases import spec, with_device
 
 from stages.parallelism import Parallelism
 from stages.runners.quantization import Quantization
 from stages.runners.roofline_communication import Fabric
 from stages.runners.roofline_experts import ExpertShare, expert_share
+from tests.roofline_cases import spec, with_device
 
 
 def fabric(**links: float) -> Fabric:
     device = spec().device
     node = {"bandwidth_gb_per_s": 100.0, "latency_us": 1.0}, {"bandwidth_gb_per_s": 10.0, "latency_us": 5.0}
-    return Fabric(with_device(
-        spec(), operator_overhead_us=links.pop("overhead", 0.0),
-        efficiency=device.efficiency.model_dump() | {"communication": 0.5},
-        interconnect={"devices_per_node": 4, "intra_node": node[0], "inter_node": node[1]}).device)
+    return Fabric(
+        with_device(
+            spec(),
+            operator_overhead_us=links.pop("overhead", 0.0),
+            efficiency=device.efficiency.model_dump() | {"communication": 0.5},
+            interconnect={"devices_per_node": 4, "intra_node": node[0], "inter_node": node[1]},
+        ).device
+    )
 
 
 def test_collectives_take_the_time_of_their_ring() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from roofline_cases import DENSE, small_model, spec
 
 from stages.parallelism import Parallelism
 from stages.runners.architecture import Experts, LatentAttention, LayerKind
@@ -12,13 +11,13 @@ from stages.runners.quantization import Quantization
 from stages.runners.roofline_memory import MemoryPlan, layer_weight_bytes, split_stages
 from stages.runners.roofline_operators import OperatorBuilder
 from stages.runners.roofline_work import AttentionWork, LayerOperators, Operator
+from tests.roofline_cases import DENSE, small_model, spec
 
 EXPERT_LAYER = LayerKind(has_experts=True, is_sliding=False)
 
 
 def builder(model=None, quantization=None, **parallelism) -> OperatorBuilder:
-    return OperatorBuilder(
-        model or small_model(), Parallelism(**parallelism), quantization or Quantization())
+    return OperatorBuilder(model or small_model(), Parallelism(**parallelism), quantization or Quantization())
 
 
 def by_name(layer: LayerOperators) -> dict[str, Operator]:
@@ -28,27 +27,40 @@ def by_name(layer: LayerOperators) -> dict[str, Operator]:
 
 def plan(build: OperatorBuilder, *, pp=1, ep=1, block=16, modules=0) -> MemoryPlan:
     return MemoryPlan(
-        build, split_stages(build.model.layers, pp), ep=ep, block_size_tokens=block, memory_gb=80.0,
-        reserved_gb=10.0, num_mtp_modules=modules)
+        build,
+        split_stages(build.model.layers, pp),
+        ep=ep,
+        block_size_tokens=block,
+        memory_gb=80.0,
+        reserved_gb=10.0,
+        num_mtp_modules=modules,
+    )
 
 
 def test_a_dense_layer_has_the_flops_and_bytes_computed_by_hand() -> None:
     # 64 hidden; 4 query and 2 key/value heads of 16; 128 inner. Two bytes a number, two FLOPs a multiply-add.
     operators = by_name(builder().layer(DENSE))
     assert operators["qkv"] == Operator(
-        "qkv", flops=2 * 64 * (64 + 2 * 32), weight_bytes=64 * 128 * 2, bytes_per_token=(64 + 128) * 2)
+        "qkv", flops=2 * 64 * (64 + 2 * 32), weight_bytes=64 * 128 * 2, bytes_per_token=(64 + 128) * 2
+    )
     assert operators["attention_output"] == Operator(
-        "attention_output", flops=2 * 64 * 64, weight_bytes=64 * 64 * 2, bytes_per_token=(64 + 64) * 2)
+        "attention_output", flops=2 * 64 * 64, weight_bytes=64 * 64 * 2, bytes_per_token=(64 + 64) * 2
+    )
     assert operators["mlp_up"] == Operator(
-        "mlp_up", flops=2 * 64 * 256, weight_bytes=64 * 256 * 2, bytes_per_token=(64 + 256) * 2)
+        "mlp_up", flops=2 * 64 * 256, weight_bytes=64 * 256 * 2, bytes_per_token=(64 + 256) * 2
+    )
     assert operators["mlp_activation"] == Operator(
-        "mlp_activation", vector_flops=5 * 128, bytes_per_token=3 * 128 * 2)
+        "mlp_activation", vector_flops=5 * 128, bytes_per_token=3 * 128 * 2
+    )
     assert operators["mlp_down"] == Operator(
-        "mlp_down", flops=2 * 128 * 64, weight_bytes=128 * 64 * 2, bytes_per_token=(128 + 64) * 2)
+        "mlp_down", flops=2 * 128 * 64, weight_bytes=128 * 64 * 2, bytes_per_token=(128 + 64) * 2
+    )
     assert operators["attention_norm"] == Operator(
-        "attention_norm", vector_flops=5 * 64, bytes_per_token=4 * 64 * 2)
+        "attention_norm", vector_flops=5 * 64, bytes_per_token=4 * 64 * 2
+    )
     assert operators["rope"] == Operator(
-        "rope", vector_flops=3 * (64 + 32), bytes_per_token=2 * (64 + 32) * 2)
+        "rope", vector_flops=3 * (64 + 32), bytes_per_token=2 * (64 + 32) * 2
+    )
     assert len(operators) == 8
 
 
@@ -102,13 +114,16 @@ def test_key_value_heads_are_replicated_beyond_their_number() -> None:
     assert builder(tp=4).layer(DENSE).decode_attention.bytes_per_context_token == 2 * 16 * 2
 
 
-@pytest.mark.parametrize(("formats", "weight_bytes", "input_bytes", "compute"), [
-    ({}, 2, 2, "bf16"),
-    ({"weights": "fp8", "activations": "fp8"}, 1, 1, "fp8"),
-    ({"weights": "int8", "activations": "int8"}, 1, 1, "int8"),
-    ({"weights": "fp8"}, 1, 2, "bf16"),
-    ({"weights": "int4"}, 0.5 + 2 / 128, 2, "bf16"),
-])
+@pytest.mark.parametrize(
+    ("formats", "weight_bytes", "input_bytes", "compute"),
+    [
+        ({}, 2, 2, "bf16"),
+        ({"weights": "fp8", "activations": "fp8"}, 1, 1, "fp8"),
+        ({"weights": "int8", "activations": "int8"}, 1, 1, "int8"),
+        ({"weights": "fp8"}, 1, 2, "bf16"),
+        ({"weights": "int4"}, 0.5 + 2 / 128, 2, "bf16"),
+    ],
+)
 def test_number_formats_set_the_bytes_and_the_peak_of_linear_layers(
     formats, weight_bytes, input_bytes, compute
 ) -> None:
@@ -143,7 +158,8 @@ def test_an_expert_layer_has_router_and_experts_computed_by_hand() -> None:
 
 def test_latent_attention_has_the_flops_of_both_of_its_forms() -> None:
     latent = LatentAttention(
-        q_lora_rank=24, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=12)
+        q_lora_rank=24, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=12
+    )
     layer = builder(small_model(latent=latent, head_dim=24)).layer(DENSE)
     operators = by_name(layer)
     assert operators["qkv_down"].flops == 2 * 64 * (24 + 32 + 8)
@@ -227,7 +243,8 @@ def test_activations_are_those_of_the_widest_operator_and_the_logits() -> None:
     memory = plan(builder())
     # Hidden state and residual, gate, up and their product, and FP32 logits of two tokens.
     assert memory.activation_bytes(tokens=10, logit_tokens=2, expert_pairs=0) == (
-        10 * 2 * 64 * 2 + 10 * 3 * 128 * 2 + 2 * 1000 * 4)
+        10 * 2 * 64 * 2 + 10 * 3 * 128 * 2 + 2 * 1000 * 4
+    )
 
 
 def test_the_expanded_latent_takes_memory_up_to_the_workspace() -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from roofline_cases import spec, with_device
 
 import stages.runners
 from cache.errors import ConfigError
@@ -24,6 +23,7 @@ from stages.parallelism import Parallelism
 from stages.runners.base import Deployment
 from stages.runners.quantization import Quantization
 from stages.runners.roofline_spec import ARITHMETIC_MODULES, RooflineOptions, RooflineSpec
+from tests.roofline_cases import spec, with_device
 
 RUNNERS_DIR = Path(stages.runners.__file__).parent
 
@@ -34,31 +34,45 @@ def test_options_have_the_documented_defaults() -> None:
     assert (options.reserved_memory_gb, options.block_size) == (10.0, 128)
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"quantization": {"activations": "fp8"}}, "activations fp8 need weights fp8, not bf16; set weights"),
-    ({"quantization": {"activations": "int8", "weights": "fp8"}}, "int8 need weights int8, not fp8"),
-    ({"quantization": {"activations": "fp8", "weights": "int4"}}, "fp8 need weights fp8, not int4"),
-    ({"quantization": {"weights": "fp16"}}, "quantization.weights"),
-    ({"quantization": {"kv_cache": "int8"}}, "quantization.kv_cache"),
-    ({"quantization": {"cache": "fp8"}}, "quantization.cache"),
-    ({"reserved_memory_gb": -1}, "reserved_memory_gb"),
-    ({"block_size": 0}, "block_size"),
-    ({"block_size": 12.5}, "block_size"),
-    ({"blocksize": 16}, "blocksize"),
-])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"quantization": {"activations": "fp8"}}, "activations fp8 need weights fp8, not bf16; set weights"),
+        ({"quantization": {"activations": "int8", "weights": "fp8"}}, "int8 need weights int8, not fp8"),
+        ({"quantization": {"activations": "fp8", "weights": "int4"}}, "fp8 need weights fp8, not int4"),
+        ({"quantization": {"weights": "fp16"}}, "quantization.weights"),
+        ({"quantization": {"kv_cache": "int8"}}, "quantization.kv_cache"),
+        ({"quantization": {"cache": "fp8"}}, "quantization.cache"),
+        ({"reserved_memory_gb": -1}, "reserved_memory_gb"),
+        ({"block_size": 0}, "block_size"),
+        ({"block_size": 12.5}, "block_size"),
+        ({"blocksize": 16}, "blocksize"),
+    ],
+)
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         RooflineOptions.model_validate({"kind": "roofline", **options})
 
 
-@pytest.mark.parametrize(("model", "sizes", "message"), [
-    ("Qwen3-32B", {"tp": 3}, r"tp is 3, but Qwen/Qwen3-32B has 64 attention .*\(1, 2, 4, 8, 16, 32, 64\)"),
-    ("Qwen3-32B", {"tp": 128}, r"tp is 128, but Qwen/Qwen3-32B has 64 attention heads"),
-    ("Llama-3.1-8B", {"pp": 33}, r"pp is 33, but meta-llama/Llama-3.1-8B has 32 layers; .* lower pp\."),
-    ("Llama-3.1-8B", {"dp": 2, "ep": 2}, r"ep is 2, but meta-llama/Llama-3.1-8B has no experts to spread"),
-    ("Qwen3-30B-A3B", {"dp": 6, "ep": 6}, r"ep is 6, but Qwen/Qwen3-30B-A3B has 128 experts per layer"),
-    ("Qwen3-30B-A3B", {"tp": 2, "dp": 5}, r"moe_tp is 10, but the experts of Qwen/Qwen3-30B-A3B have an"),
-])
+@pytest.mark.parametrize(
+    ("model", "sizes", "message"),
+    [
+        (
+            "Qwen3-32B",
+            {"tp": 3},
+            r"tp is 3, but Qwen/Qwen3-32B has 64 attention .*\(1, 2, 4, 8, 16, 32, 64\)",
+        ),
+        ("Qwen3-32B", {"tp": 128}, r"tp is 128, but Qwen/Qwen3-32B has 64 attention heads"),
+        ("Llama-3.1-8B", {"pp": 33}, r"pp is 33, but meta-llama/Llama-3.1-8B has 32 layers; .* lower pp\."),
+        (
+            "Llama-3.1-8B",
+            {"dp": 2, "ep": 2},
+            r"ep is 2, but meta-llama/Llama-3.1-8B has no experts to spread",
+        ),
+        ("Qwen3-30B-A3B", {"dp": 6, "ep": 6}, r"ep is 6, but Qwen/Qwen3-30B-A3B has 128 experts per layer"),
+        ("Qwen3-30B-A3B", {"tp": 2, "dp": 5}, r"moe_tp is 10, but the experts of Qwen/Qwen3-30B-A3B have an"),
+    ],
+)
 def test_a_model_that_cannot_be_spread_that_way_is_refused(
     model: str, sizes: dict[str, int], message: str
 ) -> None:
@@ -113,10 +127,13 @@ def test_more_memory_than_there_is_cannot_be_reserved() -> None:
         spec("Qwen3-8B", "L40S-48G", reserved_memory_gb=45)
 
 
-@pytest.mark.parametrize(("model", "device", "message"), [
-    ("Qwen3-33B", "H100-SXM-80G", "Unknown model 'Qwen3-33B'"),
-    ("Qwen3-32B", "H100", "Unknown device 'H100'"),
-])
+@pytest.mark.parametrize(
+    ("model", "device", "message"),
+    [
+        ("Qwen3-33B", "H100-SXM-80G", "Unknown model 'Qwen3-33B'"),
+        ("Qwen3-32B", "H100", "Unknown device 'H100'"),
+    ],
+)
 def test_unknown_names_are_refused(model: str, device: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         spec(model, device)
@@ -125,25 +142,44 @@ def test_unknown_names_are_refused(model: str, device: str, message: str) -> Non
 BASE = spec("Qwen3-30B-A3B", "B200-SXM-180G", Parallelism(tp=2, dp=2, ep=4))
 
 
-@pytest.mark.parametrize("change", [
-    {"architecture": spec("Qwen3-8B").architecture},
-    {"device": spec("Qwen3-8B", "H200-SXM-141G").device},
-    *({"parallelism": Parallelism(**sizes)} for sizes in (
-        {"tp": 4, "dp": 1, "ep": 4}, {"tp": 2, "dp": 2, "ep": 2}, {"tp": 2, "dp": 2, "ep": 2, "moe_dp": 2},
-        {"tp": 2, "dp": 2, "ep": 4, "pp": 2})),
-    *({"quantization": Quantization(**formats)} for formats in (
-        {"weights": "fp8"}, {"weights": "fp8", "activations": "fp8"}, {"kv_cache": "fp8"})),
-    {"num_mtp_tokens": 1},
-    {"reserved_memory_gb": 11.0},
-    {"block_size": 64},
-], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"architecture": spec("Qwen3-8B").architecture},
+        {"device": spec("Qwen3-8B", "H200-SXM-141G").device},
+        *(
+            {"parallelism": Parallelism(**sizes)}
+            for sizes in (
+                {"tp": 4, "dp": 1, "ep": 4},
+                {"tp": 2, "dp": 2, "ep": 2},
+                {"tp": 2, "dp": 2, "ep": 2, "moe_dp": 2},
+                {"tp": 2, "dp": 2, "ep": 4, "pp": 2},
+            )
+        ),
+        *(
+            {"quantization": Quantization(**formats)}
+            for formats in ({"weights": "fp8"}, {"weights": "fp8", "activations": "fp8"}, {"kv_cache": "fp8"})
+        ),
+        {"num_mtp_tokens": 1},
+        {"reserved_memory_gb": 11.0},
+        {"block_size": 64},
+    ],
+    ids=str,
+)
 def test_every_field_of_a_spec_changes_its_identity(change: dict[str, Any]) -> None:
     assert replace(BASE, **change).identity().id != BASE.identity().id
 
 
 def test_the_fields_tested_above_are_all_but_the_names() -> None:
-    tested = {"architecture", "device", "parallelism", "quantization", "num_mtp_tokens", "reserved_memory_gb",
-              "block_size"}
+    tested = {
+        "architecture",
+        "device",
+        "parallelism",
+        "quantization",
+        "num_mtp_tokens",
+        "reserved_memory_gb",
+        "block_size",
+    }
     assert {field.name for field in fields(RooflineSpec)} == tested | {"model_name", "device_name"}
 
 
@@ -164,8 +200,7 @@ def test_names_and_places_change_no_identity(tmp_path: Path) -> None:
 
 def test_the_label_says_model_device_and_deployment() -> None:
     identity = spec("Qwen3-32B", parallelism=Parallelism(tp=4), quantization={"weights": "fp8"}).identity()
-    assert identity.label == (
-        "Qwen/Qwen3-32B on H100-SXM-80G, TP=4 | PP=1 | DP=1 | W fp8 | A bf16 | KV bf16")
+    assert identity.label == ("Qwen/Qwen3-32B on H100-SXM-80G, TP=4 | PP=1 | DP=1 | W fp8 | A bf16 | KV bf16")
 
 
 def test_a_spec_survives_pickling_with_its_identity_and_answers() -> None:
@@ -215,22 +250,43 @@ def test_shipped_models_and_devices_are_listed_with_their_figures() -> None:
     models = {row["model"]: row for row in RooflineOptions.known_models()}
     assert len(models) == 8
     assert models["deepseek-ai/DeepSeek-V3"] == {
-        "model": "deepseek-ai/DeepSeek-V3", "architecture": "DeepseekV3ForCausalLM",
-        "parameters (B)": "671.0", "active (B)": "37.6", "layers": "61", "attention": "MLA",
-        "heads": "128", "KV heads": "-", "experts": "256", "MTP layers": "1"}
+        "model": "deepseek-ai/DeepSeek-V3",
+        "architecture": "DeepseekV3ForCausalLM",
+        "parameters (B)": "671.0",
+        "active (B)": "37.6",
+        "layers": "61",
+        "attention": "MLA",
+        "heads": "128",
+        "KV heads": "-",
+        "experts": "256",
+        "MTP layers": "1",
+    }
     devices = {row["device"]: row for row in RooflineOptions.known_devices()}
     assert len(devices) == 8
     assert devices["A100-SXM-80G"] == {
-        "device": "A100-SXM-80G", "description": "NVIDIA A100 80GB SXM", "memory (GiB)": "80",
-        "bandwidth (GB/s)": "2039", "BF16 (TFLOPS)": "312", "FP8 (TFLOPS)": "-", "INT8 (TFLOPS)": "624",
-        "per node": "8", "in node (GB/s)": "300", "between nodes (GB/s)": "25"}
+        "device": "A100-SXM-80G",
+        "description": "NVIDIA A100 80GB SXM",
+        "memory (GiB)": "80",
+        "bandwidth (GB/s)": "2039",
+        "BF16 (TFLOPS)": "312",
+        "FP8 (TFLOPS)": "-",
+        "INT8 (TFLOPS)": "624",
+        "per node": "8",
+        "in node (GB/s)": "300",
+        "between nodes (GB/s)": "25",
+    }
 
 
 FROZEN_SPECS = {
     "dense": spec("Qwen3-32B", "H100-SXM-80G", Parallelism(tp=4, dp=2)),
     "experts": spec("Qwen3-235B-A22B", "MI300X-192G", Parallelism(tp=4, dp=2, ep=8)),
-    "latent": spec("DeepSeek-V3", "H200-SXM-141G", Parallelism(tp=4, dp=4, pp=2, ep=16), num_mtp_tokens=1,
-                   quantization={"weights": "fp8", "activations": "fp8", "kv_cache": "fp8"}),
+    "latent": spec(
+        "DeepSeek-V3",
+        "H200-SXM-141G",
+        Parallelism(tp=4, dp=4, pp=2, ep=16),
+        num_mtp_tokens=1,
+        quantization={"weights": "fp8", "activations": "fp8", "kv_cache": "fp8"},
+    ),
     "sliding": spec("gpt-oss-120b", "B200-SXM-180G", Parallelism(tp=2), quantization={"weights": "int4"}),
 }
 PREFILL, DECODE = ForwardShapeKey(False, 4, 1024, 131072), ForwardShapeKey(True, 64, 2, 4096)
