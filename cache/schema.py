@@ -17,9 +17,14 @@ import pyarrow.parquet as pq
 
 from cache.errors import SchemaError, StoreError
 from cache.identity import TableIdentity, canonical_json
-from cache.shapes import MEMORY_FIELDS, DeviceMemory, ForwardLatencyRecord, ForwardShapeKey
+from cache.shapes import MEMORY_FIELDS, DeviceMemory, ForwardLatencyRecord, ForwardShapeKey, Segment
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""The newest schema that is read. A file is written in the oldest that can hold it, so that what needs
+nothing new stays the same byte for byte: 1 is without the column `segments`, 2 with it."""
+
+IDENTITY_FILE_VERSION = 1
+"""Version of `identity.json`, whose content has not changed since."""
 
 _KEY_FIELDS = [
     ("is_decode", pa.bool_()),
@@ -29,6 +34,7 @@ _KEY_FIELDS = [
     ("image_batch_size", pa.int64()),
     ("image_height", pa.int64()),
     ("image_width", pa.int64()),
+    ("segments", pa.string()),
 ]
 _RECORD_FIELDS = [
     ("latency_ms", pa.float64()),
@@ -80,8 +86,8 @@ def rows_table(rows: Sequence[StoredRecord], identity: TableIdentity) -> pa.Tabl
     """Return records as an Arrow table of `SCHEMA`, without file metadata."""
     columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     for row in rows:
-        for name in KEY_COLUMNS:
-            columns[name].append(getattr(row.key, name))
+        for name, value in zip(KEY_COLUMNS, key_values(row.key), strict=True):
+            columns[name].append(value)
         record = row.record.as_json()
         columns["latency_ms"].append(record["latency_ms"])
         columns["memory_left_gb"].append(record["memory_left_gb"])
@@ -99,8 +105,11 @@ def rows_table(rows: Sequence[StoredRecord], identity: TableIdentity) -> pa.Tabl
 
 def encode_table(table: pa.Table, identity: TableIdentity) -> bytes:
     """Return a part file's bytes for `table`, with schema version and identity in its metadata."""
+    version = SCHEMA_VERSION
+    if table["segments"].null_count == table.num_rows:
+        version, table = 1, table.drop_columns(["segments"])
     metadata = {
-        _VERSION_KEY: str(SCHEMA_VERSION).encode(),
+        _VERSION_KEY: str(version).encode(),
         _IDENTITY_KEY: identity.canonical.encode(),
         _LABEL_KEY: identity.label.encode(),
     }
@@ -137,6 +146,8 @@ def decode_table(data: bytes, source: str) -> tuple[pa.Table, TableIdentity]:
     try:
         fields = json.loads(metadata[_IDENTITY_KEY])
         identity = TableIdentity.from_json(fields, metadata.get(_LABEL_KEY, b"").decode())
+        if metadata[_VERSION_KEY] == b"1":
+            table = table.append_column("segments", pa.nulls(table.num_rows, pa.string()))
         table = pa.table({name: table[name].cast(SCHEMA.field(name).type) for name in COLUMNS}, SCHEMA)
     except (ValueError, TypeError, KeyError, pa.ArrowException) as error:
         raise StoreError(f"{source} does not have shapecast's columns ({_first_line(error)}).") from error
@@ -165,8 +176,24 @@ def check_schema_version(version: str, source: str) -> None:
 def records_of(table: pa.Table) -> Iterable[tuple[ForwardShapeKey, ForwardLatencyRecord]]:
     """Yield the records of an Arrow table of `SCHEMA`."""
     for row in table.to_pylist():
-        key = ForwardShapeKey(*(row[name] for name in KEY_COLUMNS))
-        yield key, record_of(row)
+        yield key_of([row[name] for name in KEY_COLUMNS]), record_of(row)
+
+
+def key_values(key: ForwardShapeKey) -> tuple[Any, ...]:
+    """Return a key as the values of `KEY_COLUMNS`; segments are text, `query_len seq_len requests, ...`."""
+    values = [getattr(key, name) for name in KEY_COLUMNS]
+    if key.segments is not None:
+        values[-1] = ", ".join(" ".join(str(number) for number in segment) for segment in key.segments)
+    return tuple(values)
+
+
+def key_of(values: Sequence[Any]) -> ForwardShapeKey:
+    """Return the key that `key_values` gave."""
+    *plain, text = values
+    segments = None
+    if text is not None:
+        segments = tuple(Segment(*map(int, part.split())) for part in text.split(", "))
+    return ForwardShapeKey(*(*plain, segments))
 
 
 def record_of(row: dict[str, Any]) -> ForwardLatencyRecord:
@@ -185,7 +212,7 @@ def record_of(row: dict[str, Any]) -> ForwardLatencyRecord:
 def identity_file(identity: TableIdentity) -> bytes:
     """Return the text of `identity.json`: the identity, readable, with its digest and label."""
     content = {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": IDENTITY_FILE_VERSION,
         "id": identity.id,
         "label": identity.label,
         "identity": identity.as_json(),
@@ -224,7 +251,8 @@ def parse_identity_file(data: bytes, source: str) -> TableIdentity:
 
 def record_digest_text(key: ForwardShapeKey, record: ForwardLatencyRecord) -> str:
     """Return the canonical text of a record with its key, which record digests are made of."""
-    return canonical_json([[getattr(key, name) for name in KEY_COLUMNS], record.as_json()])
+    values = key_values(key)
+    return canonical_json([values if key.segments is not None else values[:-1], record.as_json()])
 
 
 def _first_line(error: BaseException) -> str:

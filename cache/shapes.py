@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from cache.errors import InvalidShapeError, InvalidValueError
 
@@ -14,6 +14,24 @@ BOUND_TYPES = ("memory_bound", "communication_bound", "compute_bound_mma", "comp
 
 MEMORY_FIELDS = ("total_gb", "weight_gb", "kv_cache_gb", "activation_gb", "reserved_gb")
 IMAGE_FIELDS = ("image_batch_size", "image_height", "image_width")
+
+
+class Segment(NamedTuple):
+    """Requests of one length in a pass that holds requests of several lengths.
+
+    Attributes
+    ----------
+    query_len : int
+        New tokens per request; > 0.
+    seq_len : int
+        Tokens per request after the pass; >= query_len.
+    requests : int
+        Requests of this length in each data-parallel replica; > 0.
+    """
+
+    query_len: int
+    seq_len: int
+    requests: int
 
 
 @dataclass(frozen=True, slots=True, order=False)
@@ -35,6 +53,11 @@ class ForwardShapeKey:
         Tokens per request after the pass, cached ones included; >= query_len.
     image_batch_size, image_height, image_width : int or None
         Images per pass and their size in pixels; None for text.
+    segments : tuple of Segment or None
+        What each replica computes when its requests differ in length: at least two kinds, each once, in
+        ascending order. Then `query_len` and `seq_len` are the largest of the segments, and
+        `model_concurrency` is a multiple of their count. None where all requests are of one length.
+        `ForwardShapeKey.of_segments` brings any multiset into this form.
 
     Raises
     ------
@@ -49,6 +72,47 @@ class ForwardShapeKey:
     image_batch_size: int | None = None
     image_height: int | None = None
     image_width: int | None = None
+    segments: tuple[Segment, ...] | None = None
+
+    @classmethod
+    def of_segments(
+        cls,
+        is_decode: bool,
+        segments: Iterable[tuple[int, int, int]],
+        replicas: int = 1,
+        images: tuple[int | None, int | None, int | None] = (None, None, None),
+    ) -> ForwardShapeKey:
+        """Return the key of a pass in which each of `replicas` computes a multiset of segments.
+
+        Equal multisets give equal keys, in whatever order and however grouped they come. Where all
+        requests are of one length this is the key without segments.
+
+        Parameters
+        ----------
+        is_decode : bool
+            Whether the pass decodes.
+        segments : iterable of (query_len, seq_len, requests)
+            The requests of one replica.
+        replicas : int
+            Data-parallel replicas, all alike.
+        images : tuple
+            `image_batch_size`, `image_height`, `image_width`.
+
+        Raises
+        ------
+        ValueError
+            When there is no segment, or one is out of its range.
+        """
+        counts: dict[tuple[int, int], int] = {}
+        for query_len, seq_len, requests in segments:
+            counts[query_len, seq_len] = counts.get((query_len, seq_len), 0) + requests
+        if not counts:
+            raise InvalidShapeError("A pass without segments was asked for; give at least one.")
+        kinds = tuple(Segment(*lengths, requests) for lengths, requests in sorted(counts.items()))
+        concurrency = replicas * sum(segment.requests for segment in kinds)
+        query_len = max(segment.query_len for segment in kinds)
+        seq_len = max(segment.seq_len for segment in kinds)
+        return cls(is_decode, concurrency, query_len, seq_len, *images, kinds if len(kinds) > 1 else None)
 
     def __post_init__(self) -> None:
         if self.model_concurrency <= 0:
@@ -64,10 +128,39 @@ class ForwardShapeKey:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise InvalidShapeError(f"{name} is {value}; it must be positive, or None for text.")
+        if self.segments is not None:
+            self._check_segments(self.segments)
+
+    def _check_segments(self, segments: tuple[Segment, ...]) -> None:
+        for query_len, seq_len, requests in segments:
+            if not 0 < query_len <= seq_len or requests <= 0:
+                raise InvalidShapeError(
+                    f"A segment is {requests} x {query_len} tokens at length {seq_len}; all must be positive "
+                    "and the length no less than the tokens."
+                )
+        lengths = [segment[:2] for segment in segments]
+        largest = tuple(max(column, default=0) for column in zip(*lengths, strict=True))
+        concurrency = sum(segment.requests for segment in segments)
+        if (
+            len(segments) < 2
+            or lengths != sorted(set(lengths))
+            or largest != (self.query_len, self.seq_len)
+            or self.model_concurrency % concurrency
+        ):
+            raise InvalidShapeError(
+                f"segments is {[tuple(segment) for segment in segments]} in a pass of "
+                f"{self.model_concurrency} x {self.query_len} tokens at length {self.seq_len}; it must hold "
+                "two kinds or more in ascending order, with these largest lengths and a count that divides "
+                "the concurrency: use ForwardShapeKey.of_segments."
+            )
 
     def __str__(self) -> str:
         phase = "decode" if self.is_decode else "prefill"
         text = f"{phase} of {self.model_concurrency} x {self.query_len} tokens at length {self.seq_len}"
+        if self.segments is not None:
+            parts = [f"{requests} x {query} at {length}" for query, length, requests in self.segments]
+            shown = parts if len(parts) <= 4 else [*parts[:3], f"{len(parts) - 3} more kinds"]
+            text = f"{phase} of {self.model_concurrency} requests of several lengths ({', '.join(shown)})"
         if self.image_height is not None or self.image_width is not None or self.image_batch_size is not None:
             text += f" with {self.image_batch_size} images of {self.image_height} x {self.image_width}"
         return text

@@ -8,7 +8,16 @@ from typing import Any
 import pyarrow as pa
 
 from cache.errors import ConflictError
-from cache.schema import COLUMNS, KEY_COLUMNS, PROVENANCE_COLUMNS, SCHEMA, VALUE_COLUMNS, record_of
+from cache.schema import (
+    COLUMNS,
+    KEY_COLUMNS,
+    PROVENANCE_COLUMNS,
+    SCHEMA,
+    VALUE_COLUMNS,
+    key_of,
+    key_values,
+    record_of,
+)
 from cache.shapes import ForwardLatencyRecord, ForwardShapeKey
 
 
@@ -79,18 +88,18 @@ class TableView(Mapping[ForwardShapeKey, ForwardLatencyRecord]):
         return len(self._rows)
 
     def __iter__(self) -> Iterator[ForwardShapeKey]:
-        return (ForwardShapeKey(*key) for key in self._rows)
+        return (key_of(key) for key in self._rows)
 
     def __getitem__(self, key: ForwardShapeKey) -> ForwardLatencyRecord:
-        part, index = self._rows[_key_tuple(key)]
+        part, index = self._rows[key_values(key)]
         return part.record(index)
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, ForwardShapeKey) and _key_tuple(key) in self._rows
+        return isinstance(key, ForwardShapeKey) and key_values(key) in self._rows
 
     def provenance(self, key: ForwardShapeKey) -> dict[str, Any]:
         """Return runner, runner_version, computed_at and call_s of a record."""
-        part, index = self._rows[_key_tuple(key)]
+        part, index = self._rows[key_values(key)]
         return part.row(index, PROVENANCE_COLUMNS)
 
     def distinct(self) -> pa.Table:
@@ -112,15 +121,12 @@ def check_equal_rows(key: tuple[Any, ...], one: Part, one_index: int, two: Part,
         return
     name = next(name for name in first if first[name] != second[name])
     raise ConflictError(
-        f"Two records of one shape ({ForwardShapeKey(*key)}) differ in {name}: {first[name]} in "
+        f"Two records of one shape ({key_of(key)}) differ in {name}: {first[name]} in "
         f"{one.source} and {second[name]} in {two.source}; the runner is not "
         "deterministic, or one file is wrong: remove the wrong file."
     )
 
 
-def _key_tuple(key: ForwardShapeKey) -> tuple[Any, ...]:
-    return tuple(getattr(key, name) for name in KEY_COLUMNS)
-
-
-def _key_order(item: tuple[tuple[Any, ...], object]) -> tuple[int, ...]:
-    return tuple(-1 if value is None else int(value) for value in item[0])
+def _key_order(item: tuple[tuple[Any, ...], object]) -> tuple[Any, ...]:
+    *numbers, segments = item[0]
+    return (*(-1 if value is None else int(value) for value in numbers), segments or "")

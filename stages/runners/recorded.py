@@ -101,11 +101,11 @@ def _list(frame: pd.DataFrame) -> str:
 
 
 def _key(row: Mapping[str, Any]) -> ForwardShapeKey:
-    images = {name: _whole(row[name], name) for name in IMAGE_FIELDS if _given(row, name)}
+    concurrency, query_len, seq_len = (_whole(row[name], name) for name in _REQUIRED[1:4])
+    images = (_whole(row[name], name) if _given(row, name) else None for name in IMAGE_FIELDS)
+    batch_size, height, width = images
     return ForwardShapeKey(
-        _flag(row["is_decode"]),
-        *(_whole(row[name], name) for name in ("model_concurrency", "query_len", "seq_len")),
-        **images,
+        _flag(row["is_decode"]), concurrency, query_len, seq_len, batch_size, height, width
     )
 
 
