@@ -72,6 +72,11 @@ class DecodeFirstSlack(Scheduler):
 _SCHEDULERS: dict[str, Scheduler] = {DecodeFirstSlack.name: DecodeFirstSlack()}
 
 
+def register_scheduler(scheduler: Scheduler) -> None:
+    """Make a policy available under its name, in this process."""
+    _SCHEDULERS[scheduler.name] = scheduler
+
+
 def scheduler_names() -> list[str]:
     """Return the names that `get_scheduler` takes."""
     return sorted(_SCHEDULERS)
