@@ -222,6 +222,44 @@ def test_speculative_tokens_add_passes_of_the_prediction_module() -> None:
     assert times[3] - times[2] == pytest.approx(times[2] - times[1], rel=1e-9)
 
 
+def test_a_draft_pass_reads_the_prediction_module_and_the_lm_head() -> None:
+    without, one = (
+        without_overhead(spec("DeepSeek-V3", "H200-SXM-141G", num_mtp_tokens=count)) for count in (0, 1))
+    model, experts = one.architecture, one.architecture.experts
+    assert experts is not None
+    idle = (experts.num_experts - experts.experts_per_token) * model.expert_parameters
+    read = (model.mtp_parameters - idle + model.embedding_parameters) * 2
+    gain_ms = one.build().forward(decode()).latency_ms - without.build().forward(decode()).latency_ms
+    assert gain_ms / 1e3 == pytest.approx(read / (4800e9 * one.device.efficiency.memory), rel=0.01)
+
+
+def test_latent_attention_expands_the_whole_sequence_in_prefill_and_nothing_in_decode() -> None:
+    base = without_overhead(spec("DeepSeek-V3", "H200-SXM-141G"))
+    rate = 989.4e12 * base.device.efficiency.compute
+    one, two = (with_model(base, layers=base.architecture.layers[:1] * count).build() for count in (1, 2))
+    q, s, heads = 2048, 65536, 128
+
+    def layer_s(key: ForwardShapeKey, bound: str) -> float:
+        return seconds(two.forward(key))[bound] - seconds(one.forward(key))[bound]
+
+    projections = 7168 * (1536 + 576) + 1536 * heads * 192 + heads * 128 * 7168 + 3 * 7168 * 18432
+    flops = 2 * projections * q + 2 * 512 * heads * 256 * s + 2 * heads * 320 * q * (s - q + (q + 1) / 2)
+    chunk, step = prefill(query_len=q, seq_len=s), decode(seq_len=s)
+    assert layer_s(chunk, "compute_bound_mma") == pytest.approx(flops / rate, rel=1e-9)
+    # In decode 128 heads on one latent are bound by compute, all else by reading the weights once.
+    absorbed_flops = 2 * heads * (576 + 512) * s
+    assert layer_s(step, "compute_bound_mma") == pytest.approx(absorbed_flops / rate, rel=1e-9)
+    read = 2 * (projections + 512 * heads * 256)
+    expected_s = read / (4800e9 * base.device.efficiency.memory)
+    assert layer_s(step, "memory_bound") == pytest.approx(expected_s, rel=0.01)
+
+
+def test_replicas_without_a_request_send_nothing_to_the_experts() -> None:
+    runner = without_overhead(spec("Qwen3-30B-A3B", parallelism=Parallelism(dp=4, ep=4))).build()
+    # One request a replica either way, but four tokens hit more experts than one.
+    assert runner.forward(decode(1)).latency_ms < 0.8 * runner.forward(decode(4)).latency_ms
+
+
 @pytest.mark.parametrize("name", known_model_names())
 def test_every_shipped_model_runs_on_every_shipped_device(name: str) -> None:
     for device in known_device_names():

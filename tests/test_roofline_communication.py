@@ -54,8 +54,8 @@ def test_a_collective_has_the_overhead_of_one_operator() -> None:
         assert getattr(loaded, name)(8).fixed_s - getattr(bare, name)(8).fixed_s == pytest.approx(3e-6)
 
 
-def share_of(**sizes: int) -> ExpertShare:
-    model = spec("Qwen3-30B-A3B").architecture
+def share_of(name: str = "Qwen3-30B-A3B", **sizes: int) -> ExpertShare:
+    model = spec(name).architecture
     assert model.experts is not None
     return expert_share(model, model.experts, Parallelism(**sizes), Quantization(), fabric())
 
@@ -91,3 +91,10 @@ def test_a_token_is_sent_once_to_each_device_that_has_one_of_its_experts() -> No
     remote = 4 * (1 - (3 / 4) ** 8) * 3 / 4 / 4
     assert dispatch.s_per_byte == pytest.approx(remote * 2048 * 2 / 50e9)
     assert combine == dispatch
+
+
+def test_shared_experts_make_the_last_exchange_a_sum() -> None:
+    row = {"Qwen3-30B-A3B": 2048 * 2, "DeepSeek-V3": 7168 * 2}
+    (gather,), (reduce,) = (share_of(name, tp=2, dp=2, ep=4).token_transfers for name in row)
+    assert gather.s_per_byte / row["Qwen3-30B-A3B"] == pytest.approx(1 / 2 / 50e9)
+    assert reduce.s_per_byte / row["DeepSeek-V3"] == pytest.approx(2 * 1 / 2 / 50e9)
