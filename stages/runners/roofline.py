@@ -27,7 +27,7 @@ from stages.runners.device import DeviceProfile
 from stages.runners.quantization import BF16_BYTES
 from stages.runners.roofline_communication import Fabric, Transfer
 from stages.runners.roofline_experts import ExpertShare, expert_share
-from stages.runners.roofline_memory import MemoryPlan, Stage, split_stages
+from stages.runners.roofline_memory import MemoryPlan, Stage, distinct_stages, split_stages
 from stages.runners.roofline_operators import OperatorBuilder
 from stages.runners.roofline_spec import RooflineSpec
 from stages.runners.roofline_work import AttentionWork, Operator
@@ -170,7 +170,8 @@ class RooflineRunner:
     def __init__(self, spec: RooflineSpec) -> None:
         model, device, parallelism = spec.architecture, spec.device, spec.parallelism
         self._parallelism, self._num_mtp_tokens = parallelism, spec.num_mtp_tokens
-        fabric, rates = Fabric(device), Rates(device)
+        fabric, self._rates = Fabric(device), Rates(device)
+        rates = self._rates
         builder = OperatorBuilder(model, parallelism, spec.quantization)
         row_bytes = model.hidden_size * BF16_BYTES
         self._reduce = fabric.all_reduce(parallelism.tp).scaled(row_bytes)
@@ -180,11 +181,10 @@ class RooflineRunner:
         if model.experts is not None:
             share = expert_share(model, model.experts, parallelism, spec.quantization, fabric)
         self._pairs_per_token = share.pairs_per_token if share is not None else 0.0
-        self._stages = split_stages(model.layers, parallelism.pp)
+        self._stages = distinct_stages(split_stages(model.layers, parallelism.pp))
         self._mtp_kind = model.mtp_layer_kind
         kinds = set(model.layers) | ({self._mtp_kind} if spec.num_mtp_tokens else set())
         self._layers = {kind: TimedLayer(rates, builder, kind, self._reduce, share) for kind in kinds}
-        self._rates = rates
         self._embedding = rates.timed([builder.embedding()])
         self._head, self._mtp_input = rates.timed(builder.head()), rates.timed(builder.mtp_input())
         self._memory = MemoryPlan(
@@ -245,7 +245,7 @@ class RooflineRunner:
         """Return the seconds per bound until every micro-batch is through every stage."""
         layers = {kind: layer.bounds(batch) for kind, layer in self._layers.items()}
         stages = [self._stage_bounds(stage, batch, layers) for stage in self._stages]
-        slowest, pp = max(stages, key=fsum), len(stages)
+        slowest, pp = max(stages, key=fsum), self._parallelism.pp
         if pp == 1:
             return slowest
         bounds = [pp * seconds for seconds in slowest]

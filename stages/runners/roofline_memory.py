@@ -36,6 +36,11 @@ class Stage:
     is_last: bool
 
 
+def distinct_stages(stages: list[Stage]) -> list[Stage]:
+    """Return `stages` without repetitions: equal stages take equal time and memory."""
+    return [stage for index, stage in enumerate(stages) if stage not in stages[:index]]
+
+
 def split_stages(layers: tuple[LayerKind, ...], pp: int) -> list[Stage]:
     """Return `pp` stages of consecutive layers, as even as possible, the longer ones first."""
     shorter, longer = divmod(len(layers), pp)
@@ -81,7 +86,7 @@ class MemoryPlan:
         self._memory_gb, self._reserved_gb = memory_gb, reserved_gb
         self._model = builder.model
         self._mtp_kinds = [self._model.mtp_layer_kind] * num_mtp_modules
-        self._weights = [self._stage_weight_bytes(stage, len(stages), ep) for stage in stages]
+        self._weights = [self._stage_weight_bytes(stage, ep) for stage in stages]
         self._cached = [self._cached_layers(stage) for stage in stages]
         self._token_bytes, self._pair_bytes = self._activation_bytes()
 
@@ -137,7 +142,7 @@ class MemoryPlan:
         """Return the tokens that `tokens` tokens take in whole blocks."""
         return -(-tokens // self._block) * float(self._block)
 
-    def _stage_weight_bytes(self, stage: Stage, pp: int, ep: int) -> float:
+    def _stage_weight_bytes(self, stage: Stage, ep: int) -> float:
         model, builder = self._model, self._builder
         total = fsum(count * self._layer_bytes(kind, ep) for kind, count in stage.layers.items())
         table = builder.vocab * model.hidden_size * BF16_BYTES
@@ -145,7 +150,7 @@ class MemoryPlan:
             total += table
         if stage.is_last:
             # Tied tables are one on a device that has both ends of the model.
-            total += 0.0 if model.tied_embeddings and pp == 1 else table
+            total += 0.0 if model.tied_embeddings and stage.is_first else table
             total += model.hidden_size * BF16_BYTES
             for kind in self._mtp_kinds:
                 total += self._layer_bytes(kind, ep) + 3 * model.hidden_size * BF16_BYTES
