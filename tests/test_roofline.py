@@ -224,7 +224,8 @@ def test_speculative_tokens_add_passes_of_the_prediction_module() -> None:
 
 def test_a_draft_pass_reads_the_prediction_module_and_the_lm_head() -> None:
     without, one = (
-        without_overhead(spec("DeepSeek-V3", "H200-SXM-141G", num_mtp_tokens=count)) for count in (0, 1))
+        without_overhead(spec("DeepSeek-V3", "H200-SXM-141G", num_mtp_tokens=count)) for count in (0, 1)
+    )
     model, experts = one.architecture, one.architecture.experts
     assert experts is not None
     idle = (experts.num_experts - experts.experts_per_token) * model.expert_parameters
@@ -258,6 +259,45 @@ def test_replicas_without_a_request_send_nothing_to_the_experts() -> None:
     runner = without_overhead(spec("Qwen3-30B-A3B", parallelism=Parallelism(dp=4, ep=4))).build()
     # One request a replica either way, but four tokens hit more experts than one.
     assert runner.forward(decode(1)).latency_ms < 0.8 * runner.forward(decode(4)).latency_ms
+
+
+def test_requests_of_several_lengths_take_the_time_and_memory_of_each() -> None:
+    runner = without_overhead(spec("Llama-3.1-8B")).build()
+    mixed = ForwardShapeKey.of_segments(True, [(1, 1000, 3), (1, 9000, 5)])
+    short, long, record = (runner.forward(key) for key in (decode(8, 1000), decode(8, 9000), mixed))
+    assert record.latency_ms == pytest.approx((3 * short.latency_ms + 5 * long.latency_ms) / 8, rel=1e-12)
+    cache = [one.memory.kv_cache_gb for one in (short, long, record) if one.memory is not None]
+    assert cache[2] == pytest.approx((3 * cache[0] + 5 * cache[1]) / 8, rel=1e-12)
+
+
+def test_replicas_of_several_lengths_are_alike() -> None:
+    segments = [(1, 1000, 3), (1, 9000, 5)]
+    one = spec("Qwen3-8B").build().forward(ForwardShapeKey.of_segments(True, segments))
+    two = spec("Qwen3-8B", parallelism=Parallelism(dp=2)).build()
+    assert two.forward(ForwardShapeKey.of_segments(True, segments, replicas=2)).as_json() == one.as_json()
+
+
+@given(shape=shapes, more=st.integers(1, 5000), requests=st.integers(1, 64))
+@settings(max_examples=100, deadline=None)
+def test_a_pass_of_several_lengths_lies_between_those_of_its_shortest_and_longest(
+    shape: tuple[str, bool, int, int, int], more: int, requests: int
+) -> None:
+    name, is_decode, count, query_len, cached = shape
+    dp = DEPLOYMENTS[name].parallelism.dp
+    short, long = query_len + cached, query_len + cached + more
+    mixed = ForwardShapeKey.of_segments(
+        is_decode, [(query_len, short, count), (query_len, long, requests)], replicas=dp
+    )
+    low, middle, high = (
+        RUNNERS[name].forward(key)
+        for key in (
+            ForwardShapeKey(is_decode, dp * (count + requests), query_len, short),
+            mixed,
+            ForwardShapeKey(is_decode, dp * (count + requests), query_len, long),
+        )
+    )
+    assert low.latency_ms * (1 - 1e-12) <= middle.latency_ms <= high.latency_ms * (1 + 1e-12)
+    assert low.memory_left_gb + 1e-9 >= middle.memory_left_gb >= high.memory_left_gb - 1e-9
 
 
 @pytest.mark.parametrize("name", known_model_names())

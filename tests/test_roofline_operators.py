@@ -217,16 +217,16 @@ def test_layers_are_split_evenly_over_stages_in_order() -> None:
 def test_each_request_takes_whole_blocks_of_the_cache() -> None:
     memory = plan(builder(), block=16)
     entry = 2 * 2 * 16 * 2  # keys and values, two heads of 16, two bytes
-    assert memory.kv_cache_bytes(requests=3, query_len=1, seq_len=17) == 3 * 2 * 32 * entry
-    assert memory.kv_cache_bytes(requests=3, query_len=1, seq_len=16) == 3 * 2 * 16 * entry
+    assert memory.kv_cache_bytes(((1, 17, 3),)) == 3 * 2 * 32 * entry
+    assert memory.kv_cache_bytes(((1, 16, 3),)) == 3 * 2 * 16 * entry
 
 
 def test_sliding_layers_keep_their_window_and_the_new_tokens() -> None:
     model = small_model(layers=(DENSE, LayerKind(False, True)), sliding_window_tokens=32)
     memory = plan(builder(model), block=1)
     entry = 2 * 2 * 16 * 2
-    assert memory.kv_cache_bytes(1, query_len=4, seq_len=100) == (100 + 35) * entry
-    assert memory.kv_cache_bytes(1, query_len=4, seq_len=20) == (20 + 20) * entry
+    assert memory.kv_cache_bytes(((4, 100, 1),)) == (100 + 35) * entry
+    assert memory.kv_cache_bytes(((4, 20, 1),)) == (20 + 20) * entry
 
 
 def test_prediction_modules_have_weights_and_cache_on_the_last_stage() -> None:
@@ -235,7 +235,7 @@ def test_prediction_modules_have_weights_and_cache_on_the_last_stage() -> None:
     without, one = plan(build, pp=2), plan(build, pp=2, modules=1)
     assert one.weight_bytes(0) == without.weight_bytes(0)
     assert one.weight_bytes(1) - without.weight_bytes(1) == pytest.approx(2 * model.mtp_parameters, rel=1e-6)
-    cached = one.kv_cache_bytes(1, 1, 16, stage=1) - without.kv_cache_bytes(1, 1, 16, stage=1)
+    cached = one.kv_cache_bytes(((1, 16, 1),), 1) - without.kv_cache_bytes(((1, 16, 1),), 1)
     assert cached == 16 * 576 * 2
 
 
@@ -257,7 +257,7 @@ def test_the_expanded_latent_takes_memory_up_to_the_workspace() -> None:
 
 def test_the_stage_with_the_least_left_is_reported() -> None:
     memory = plan(builder(small_model(vocab_size=10**7)), pp=2)
-    usage, left_gb = memory.usage(1, 1, 1, activation_bytes=2.0**30)
+    usage, left_gb = memory.usage(((1, 1, 1),), activation_bytes=2.0**30)
     assert usage.weight_gb == max(memory.weight_bytes(0), memory.weight_bytes(1)) / 2**30
     assert (usage.total_gb, usage.reserved_gb, usage.activation_gb) == (80.0, 10.0, 1.0)
     assert left_gb == pytest.approx(80 - 10 - 1 - usage.weight_gb - usage.kv_cache_gb, abs=1e-12)

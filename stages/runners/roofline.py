@@ -9,9 +9,9 @@ for the larger side.
 Sums and powers are computed the same on every platform and Python version (`math.fsum`, no `pow`; the
 built-in `sum` of floats rounds differently from Python 3.12 on), so that a record is, too.
 
-A key's concurrency is that of all data-parallel replicas: one has `ceil(concurrency / dp)` requests. With
-pipeline parallelism these run as `pp` micro-batches of `ceil(requests / pp)`, one in each stage at a time, so
-that all of them get through in `pp` times the time of the slowest stage, plus `pp - 1` transfers.
+With pipeline parallelism the requests of a replica run as `pp` micro-batches (see `roofline_batch`), one in
+each stage at a time, so that all of them get through in `pp` times the time of the slowest stage, plus
+`pp - 1` transfers.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from cache.shapes import BOUND_TYPES, ForwardLatencyRecord, ForwardShapeKey
 from stages.runners.architecture import LayerKind
 from stages.runners.device import DeviceProfile
 from stages.runners.quantization import BF16_BYTES
+from stages.runners.roofline_batch import Batch, micro_batch, replica_segments
 from stages.runners.roofline_communication import Fabric, Transfer
 from stages.runners.roofline_experts import ExpertShare, expert_share
 from stages.runners.roofline_memory import MemoryPlan, Stage, distinct_stages, split_stages
@@ -94,16 +95,6 @@ class Rates:
             bounds[VECTOR] += vector_s + self.overhead_s
 
 
-class Batch(NamedTuple):
-    """What one micro-batch asks of a replica."""
-
-    is_decode: bool
-    requests: int
-    query_len: int
-    seq_len: int
-    group_tokens: int
-
-
 class TimedLayer:
     """One kind of layer in seconds."""
 
@@ -128,15 +119,14 @@ class TimedLayer:
         """Return the seconds per bound of one layer for one micro-batch."""
         rates, share = self._rates, self._share
         bounds = [0.0] * len(BOUND_TYPES)
-        tokens = batch.requests * batch.query_len
-        rates.add(bounds, self._token, tokens)
+        rates.add(bounds, self._token, batch.tokens)
         if batch.is_decode:
-            rates.add(bounds, self._decode, tokens)
+            rates.add(bounds, self._decode, batch.tokens)
         else:
-            rates.add(bounds, self._context, batch.requests * batch.seq_len)
+            rates.add(bounds, self._context, batch.context_tokens)
         self._add_attention(bounds, self._attention[batch.is_decode], batch)
         for fixed_s, s_per_token in self._transfers:
-            bounds[COMMUNICATION] += fixed_s + s_per_token * tokens
+            bounds[COMMUNICATION] += fixed_s + s_per_token * batch.tokens
         if share is not None:
             pairs = batch.group_tokens * share.pairs_per_token
             rates.add(bounds, self._experts, pairs, share.experts_hit(batch.group_tokens))
@@ -145,16 +135,17 @@ class TimedLayer:
         return bounds
 
     def _add_attention(self, bounds: Bounds, work: AttentionWork, batch: Batch) -> None:
-        rates, requests, query_len = self._rates, batch.requests, batch.query_len
-        pairs = requests * work.pairs(query_len, batch.seq_len)
-        moved = work.bytes_per_context_token * work.context_tokens(query_len, batch.seq_len)
-        moved += work.bytes_per_new_token * query_len
+        rates, pairs, context = self._rates, 0.0, 0
+        for query_len, seq_len, requests in batch.segments:
+            pairs += requests * work.pairs(query_len, seq_len)
+            context += requests * work.context_tokens(query_len, seq_len)
+        moved = work.bytes_per_context_token * context + work.bytes_per_new_token * batch.tokens
         # Attention computes in BF16 whatever the format of weights and KV cache.
         rates.add_one(
             bounds,
             pairs * work.flops_per_pair * rates.s_per_flop["bf16"],
             pairs * work.vector_flops_per_pair * rates.s_per_vector_flop,
-            requests * moved * rates.s_per_byte,
+            moved * rates.s_per_byte,
         )
 
 
@@ -210,12 +201,10 @@ class RooflineRunner:
                 f"The roofline runner cannot answer for {key}, because it knows text only; use a runner that "
                 "knows images, or leave the images out of the workload."
             )
-        requests = -(-key.model_concurrency // self._parallelism.dp)
-        batch = self._micro_batch(key, requests)
+        segments = replica_segments(key, self._parallelism.dp)
+        batch = micro_batch(key, segments, self._parallelism)
         bounds = self._step_bounds(batch)
-        memory, left_gb = self._memory.usage(
-            requests, key.query_len, key.seq_len, self._activation_bytes(batch)
-        )
+        memory, left_gb = self._memory.usage(segments, self._activation_bytes(batch))
         return ForwardLatencyRecord(
             latency_ms=fsum(bounds) * 1e3,
             memory_left_gb=left_gb,
@@ -224,21 +213,12 @@ class RooflineRunner:
             sources={"analytic": 1.0},
         )
 
-    def _micro_batch(self, key: ForwardShapeKey, requests: int) -> Batch:
-        """Return the largest micro-batch of a replica of `requests` requests."""
-        sizes = self._parallelism
-        micro = -(-requests // sizes.pp)
-        # All replicas meet in the expert layers, but together they never have more than the key says.
-        meeting = min(key.model_concurrency, micro * sizes.dp) * key.query_len
-        return Batch(key.is_decode, micro, key.query_len, key.seq_len, -(-meeting // (sizes.moe_dp or 1)))
-
     def _activation_bytes(self, batch: Batch) -> float:
-        tokens = batch.requests * batch.query_len
         return self._memory.activation_bytes(
-            tokens=tokens,
-            logit_tokens=tokens if batch.is_decode else batch.requests,
+            tokens=batch.tokens,
+            logit_tokens=batch.logit_tokens,
             expert_pairs=batch.group_tokens * self._pairs_per_token,
-            expanded_tokens=0 if batch.is_decode else batch.requests * batch.seq_len,
+            expanded_tokens=0 if batch.is_decode else batch.context_tokens,
         )
 
     def _step_bounds(self, batch: Batch) -> Bounds:
@@ -249,8 +229,7 @@ class RooflineRunner:
         if pp == 1:
             return slowest
         bounds = [pp * seconds for seconds in slowest]
-        tokens = batch.requests * batch.query_len
-        bounds[COMMUNICATION] += (pp - 1) * (self._send.fixed_s + self._send.s_per_byte * tokens)
+        bounds[COMMUNICATION] += (pp - 1) * (self._send.fixed_s + self._send.s_per_byte * batch.tokens)
         return bounds
 
     def _stage_bounds(self, stage: Stage, batch: Batch, layers: dict[LayerKind, Bounds]) -> Bounds:
@@ -258,12 +237,10 @@ class RooflineRunner:
         for kind, count in stage.layers.items():
             for index, seconds in enumerate(layers[kind]):
                 bounds[index] += count * seconds
-        tokens = batch.requests * batch.query_len
         if stage.is_first:
-            self._add_embedding(bounds, tokens)
+            self._add_embedding(bounds, batch.tokens)
         if stage.is_last:
-            # Prefill needs the logits of each request's last token; decode checks every new token.
-            self._add_head(bounds, tokens if batch.is_decode else batch.requests)
+            self._add_head(bounds, batch.logit_tokens)
             if self._num_mtp_tokens:
                 self._add_draft(bounds, batch, layers[self._mtp_kind])
         return bounds
@@ -287,16 +264,14 @@ class RooflineRunner:
         self._add_draft_pass(bounds, batch, layer)
         if not batch.is_decode or self._num_mtp_tokens == 1:
             return
-        per_request = -(-batch.group_tokens // batch.query_len)
-        single = batch._replace(query_len=1, group_tokens=per_request)
+        single = batch.one_token_each()
         single_layer = self._layers[self._mtp_kind].bounds(single)
         for _ in range(self._num_mtp_tokens - 1):
             self._add_draft_pass(bounds, single, single_layer)
 
     def _add_draft_pass(self, bounds: Bounds, batch: Batch, layer: Bounds) -> None:
-        tokens = batch.requests * batch.query_len
-        self._add_embedding(bounds, tokens)
-        self._rates.add(bounds, self._mtp_input, tokens)
+        self._add_embedding(bounds, batch.tokens)
+        self._rates.add(bounds, self._mtp_input, batch.tokens)
         for index, seconds in enumerate(layer):
             bounds[index] += seconds
         self._add_head(bounds, batch.requests)

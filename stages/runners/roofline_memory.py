@@ -9,6 +9,7 @@ from math import fsum
 from cache.shapes import DeviceMemory
 from stages.runners.architecture import LayerKind, ModelArchitecture
 from stages.runners.quantization import BF16_BYTES
+from stages.runners.roofline_batch import Segments
 from stages.runners.roofline_operators import FP32_BYTES, OperatorBuilder
 from stages.runners.roofline_work import LayerOperators
 
@@ -94,16 +95,18 @@ class MemoryPlan:
         """Return the bytes of weights on a device of `stage`."""
         return self._weights[stage]
 
-    def kv_cache_bytes(self, requests: int, query_len: int, seq_len: int, stage: int = 0) -> float:
-        """Return the bytes of KV cache on a device of `stage`, whole blocks per request.
+    def kv_cache_bytes(self, segments: Segments, stage: int = 0) -> float:
+        """Return the bytes of KV cache of a replica's requests on a device of `stage`, in whole blocks.
 
         Layers with a sliding window keep what their new tokens can still see.
         """
-        full, sliding = self._cached[stage]
-        window = self._model.sliding_window_tokens or seq_len
-        per_request = full * self._blocks(seq_len)
-        per_request += sliding * self._blocks(min(seq_len, window + query_len - 1))
-        return requests * per_request
+        (full, sliding), total = self._cached[stage], 0.0
+        for query_len, seq_len, requests in segments:
+            window = self._model.sliding_window_tokens or seq_len
+            per_request = full * self._blocks(seq_len)
+            per_request += sliding * self._blocks(min(seq_len, window + query_len - 1))
+            total += requests * per_request
+        return total
 
     def activation_bytes(
         self, tokens: int, logit_tokens: int, expert_pairs: float, expanded_tokens: int = 0
@@ -122,11 +125,9 @@ class MemoryPlan:
             expanded = min(expanded_tokens, LATENT_WORKSPACE_TOKENS) * size * BF16_BYTES
         return tokens * hidden + widest + logits + expanded
 
-    def usage(
-        self, requests: int, query_len: int, seq_len: int, activation_bytes: float
-    ) -> tuple[DeviceMemory, float]:
+    def usage(self, segments: Segments, activation_bytes: float) -> tuple[DeviceMemory, float]:
         """Return the memory of the stage that has the least left, and what it has left, GiB."""
-        kv = [self.kv_cache_bytes(requests, query_len, seq_len, stage) for stage in range(len(self._stages))]
+        kv = [self.kv_cache_bytes(segments, stage) for stage in range(len(self._stages))]
         worst = max(range(len(kv)), key=lambda stage: self._weights[stage] + kv[stage])
         memory = DeviceMemory(
             total_gb=self._memory_gb,

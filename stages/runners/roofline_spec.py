@@ -30,6 +30,7 @@ ARITHMETIC_MODULES = (
     "model_config",
     "quantization",
     "roofline",
+    "roofline_batch",
     "roofline_communication",
     "roofline_experts",
     "roofline_memory",
