@@ -7,7 +7,7 @@ the grid; a scalar is a fixed value.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -164,12 +164,15 @@ def load_config(path: Path) -> LoadedConfig:
     try:
         config = SweepConfig.model_validate(content)
     except ValidationError as error:
-        raise ConfigError(validation_sentence(error, path, SweepConfig)) from error
-    runners = [_runner_options(entry, path, index) for index, entry in enumerate(config.runner)]
+        raise ConfigError(validation_sentence(error, path, SweepConfig, content)) from error
+    single = len(config.runner) == 1
+    runners = [
+        _runner_options(entry, path, index, single=single) for index, entry in enumerate(config.runner)
+    ]
     return LoadedConfig(config, path, runners)
 
 
-def _runner_options(entry: dict[str, Any], path: Path, index: int) -> RunnerOptions:
+def _runner_options(entry: dict[str, Any], path: Path, index: int, *, single: bool) -> RunnerOptions:
     kind = entry.get("kind")
     if not isinstance(kind, str):
         raise ConfigError(f"{path}: runner.kind is missing; name a runner, such as roofline.")
@@ -180,16 +183,40 @@ def _runner_options(entry: dict[str, Any], path: Path, index: int) -> RunnerOpti
     try:
         return options_class.model_validate(entry)
     except ValidationError as error:
-        raise ConfigError(validation_sentence(error, path, options_class, f"runner[{index}]")) from error
+        where = "runner" if single else f"runner[{index}]"
+        raise ConfigError(validation_sentence(error, path, options_class, entry, where)) from error
 
 
-def validation_sentence(error: ValidationError, path: Path, model: type[BaseModel], inside: str = "") -> str:
-    """Return the first finding of a validation as one sentence: file, path in the file, reason."""
-    finding = error.errors()[0]
-    names = [part for part in finding["loc"] if not _is_type_tag(part)]
-    where = _dotted([inside, *names] if inside else names)
-    more = f" (and {error.error_count() - 1} more findings)" if error.error_count() > 1 else ""
-    return f"{path}: {where + ': ' if where else ''}{_reason(finding, model)}{more}."
+def validation_sentence(
+    error: ValidationError, path: Path, model: type[BaseModel], content: Any, inside: str = ""
+) -> str:
+    """Return the first finding of a validation as one sentence: file, path in the file, reason.
+
+    An unknown field comes first: it is often the misspelled name of one that then counts as missing.
+    """
+    findings = sorted(error.errors(), key=lambda finding: finding["type"] != "extra_forbidden")
+    where = _dotted(inside, _path_in_file(findings[0]["loc"], content))
+    others = len(findings) - 1
+    more = f" (and {others} more finding{'s' if others > 1 else ''})" if others else ""
+    return f"{path}: {where + ': ' if where else ''}{_reason(findings[0], model)}{more}."
+
+
+def _path_in_file(location: tuple[int | str, ...], content: Any) -> Iterator[int | str]:
+    """Yield the parts of a location that stand in the file.
+
+    Left out are the index of a scalar that was taken as a list of one, and the name of the alternative
+    of a union, e.g. `function-after[...]`, which pydantic adds.
+    """
+    for part in location:
+        if isinstance(part, int):
+            if not isinstance(content, list):
+                continue
+            content = content[part] if part < len(content) else None
+        elif isinstance(content, dict) and part in content:
+            content = content[part]
+        elif "[" in part or "(" in part:
+            continue
+        yield part
 
 
 def _reason(finding: Any, model: type[BaseModel]) -> str:
@@ -200,6 +227,10 @@ def _reason(finding: Any, model: type[BaseModel]) -> str:
         return "this field is unknown" + (f"; did you mean {close[0]}?" if close else "; remove it")
     if kind == "missing":
         return "this field is missing; it is required"
+    if kind == "too_short":
+        return "give at least one value"
+    if kind == "string_pattern_mismatch":
+        return f"use letters, digits, '.', '_' and '-', beginning with a letter or digit, not {value!r}"
     message: str = finding["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     if isinstance(value, str | int | float | bool) or value is None:
@@ -207,16 +238,11 @@ def _reason(finding: Any, model: type[BaseModel]) -> str:
     return message
 
 
-def _dotted(names: Iterable[object]) -> str:
-    text = ""
-    for name in names:
-        text += f"[{name}]" if isinstance(name, int) else (f".{name}" if text else str(name))
+def _dotted(inside: str, parts: Iterable[int | str]) -> str:
+    text = inside
+    for part in parts:
+        text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else part)
     return text
-
-
-def _is_type_tag(part: object) -> bool:
-    """Whether pydantic added this to the path, e.g. `function-after[...]`; no field is so named."""
-    return isinstance(part, str) and ("[" in part or "(" in part)
 
 
 def _all_fields(model: type[BaseModel]) -> set[str]:

@@ -56,7 +56,7 @@ def compute(
     jobs : int
         Threads or processes.
     watch : Watch
-        Sees and stops the tasks of this process; Ctrl-C sets its stop.
+        Sees and stops the tasks of this process (see `start_run`); Ctrl-C sets its stop.
     started, done : callable
         Called with each task's name, and with its name and result.
 
@@ -65,7 +65,6 @@ def compute(
     StoppedError
         After Ctrl-C, when the running tasks have published their records.
     """
-    start_run(watch)
     with _Events(started, done), _executor(scheduler, jobs) as pool, _gentle_interrupt(watch, pool):
         results: tuple[Any, ...] = dask_compute(  # type: ignore[no-untyped-call]
             *wanted, scheduler=scheduler, pool=pool, num_workers=jobs, optimize_graph=False

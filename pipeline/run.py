@@ -39,7 +39,7 @@ from pipeline.outputs import (
 from pipeline.progress import RunProgress
 from pipeline.report import report_file
 from pipeline.rows import result_rows
-from pipeline.tasks import Places, PrefetchCounts, Watch
+from pipeline.tasks import Places, PrefetchCounts, Watch, open_session, start_run
 from stages.candidate import CandidateResult
 
 _log = logging.getLogger("shapecast")
@@ -129,9 +129,13 @@ def run_sweep(loaded: LoadedConfig, options: RunOptions, console: Console) -> Sw
     cells = expand(loaded)
     config = loaded.config.as_json()
     run = run_digest(config, sorted({cell.identity.id for cell in cells}))
+    watch = Watch()
+    start_run(watch)
+    places = places_for(options.tables)
+    _open_tables(cells, places)
     folder = OutputFolder(options.out, run, force=options.force)
     with _LogTo(options.out / LOG_NAME):
-        results, counts = _execute(cells, options, console)
+        results, counts = _execute(cells, options, places, watch, console)
         table = result_rows(cells, results)
         frame = table.to_pandas()
         files = {RESULTS_NAME: results_file(table), BEST_NAME: best_file(frame)}
@@ -148,14 +152,18 @@ def run_sweep(loaded: LoadedConfig, options: RunOptions, console: Console) -> Sw
     return SweepRun(options.out, frame, summary)
 
 
+def _open_tables(cells: Sequence[Cell], places: Places) -> None:
+    """Read every table that the run needs, so that one that cannot be used is known before any output."""
+    for identity in {cell.identity.id: cell.identity for cell in cells}.values():
+        open_session(places.tables, identity)
+
+
 def _execute(
-    cells: Sequence[Cell], options: RunOptions, console: Console
+    cells: Sequence[Cell], options: RunOptions, places: Places, watch: Watch, console: Console
 ) -> tuple[list[list[CandidateResult]], list[PrefetchCounts]]:
-    places = places_for(options.tables)
     jobs = options.jobs or os.cpu_count() or 1
     _log.info("run on %s: %s, %d jobs, tables %s", platform.node(), options.scheduler, jobs, places.tables)
     started_s = time.monotonic()
-    watch = Watch()
     progress = RunProgress([str(cell) for cell in cells], console, quiet=options.quiet)
     watch.computed = progress.shape_computed
 

@@ -160,5 +160,5 @@ def _bound_time_shares(times: Replay, used: list[ForwardLatencyRecord]) -> dict[
     for time_ms, record in zip(times.key_ms, used, strict=True):
         for index, share in enumerate(bound_shares(record) or ()):
             totals[index] += float(time_ms) * share
-    total = sum(totals)
+    total = math.fsum(totals)
     return {name: value / total for name, value in zip(BOUND_TYPES, totals, strict=True)} if total else {}

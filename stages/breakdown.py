@@ -1,7 +1,12 @@
-"""Breakdowns of forward time by bound type, as shares and as text."""
+"""Breakdowns of forward time by bound type, as shares and as text.
+
+Sums are `math.fsum`: the built-in `sum` of floats rounds differently from Python 3.12 on, and outputs must not
+depend on the Python version.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from cache.shapes import BOUND_TYPES, ForwardLatencyRecord
@@ -18,7 +23,7 @@ def bound_shares(record: ForwardLatencyRecord) -> Shares | None:
     """
     for parts in record.breakdowns.values():
         seconds = [float(parts.get(name, 0.0)) for name in BOUND_TYPES]
-        total = sum(seconds)
+        total = math.fsum(seconds)
         if total:
             first, second, third, fourth = (value / total for value in seconds)
             return first, second, third, fourth
@@ -35,7 +40,9 @@ def breakdown_text(shares: Sequence[float] | None) -> str:
 def mean_breakdown_text(weighted: Iterable[tuple[float, Shares | None]]) -> str | None:
     """Return the weighted mean of (weight, shares) as text; those without shares are left out."""
     kept = [(weight, shares) for weight, shares in weighted if shares is not None and weight > 0]
-    total = sum(weight for weight, _ in kept)
+    total = math.fsum(weight for weight, _ in kept)
     if not total:
         return None
-    return breakdown_text([sum(weight * shares[i] for weight, shares in kept) / total for i in range(4)])
+    return breakdown_text(
+        [math.fsum(weight * shares[i] for weight, shares in kept) / total for i in range(4)]
+    )

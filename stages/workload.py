@@ -113,7 +113,7 @@ class Engine:
     @property
     def tokens_per_decode_step(self) -> float:
         """Tokens that one decode step yields per request, on average."""
-        return 1 + sum(self.mtp_acceptance_rate[: self.num_mtp_tokens])
+        return 1 + math.fsum(self.mtp_acceptance_rate[: self.num_mtp_tokens])
 
     def fold_decode_ms(self, latency_ms: float) -> float:
         """Return the latency per output token of a raw decode latency, ms."""
