@@ -25,8 +25,9 @@ def _print(rows: list[dict[str, str]], runner: str, what: str) -> None:
         out.print(f"The runner {escape(runner)} knows no {what} by name; give paths, or names of your own.")
         return
     table = Table()
+    first = next(iter(rows[0]))
     for name in rows[0]:
-        table.add_column(name)
+        table.add_column(name, no_wrap=name == first)
     for row in rows:
         table.add_row(*(escape(value) for value in row.values()))
     out.print(table)

@@ -11,7 +11,7 @@ from rich.console import Console
 def console(*, stderr: bool = False) -> Console:
     """Return a console; wide when piped, so that tables are not cut for a file."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else 160, soft_wrap=False)
+    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else 400, soft_wrap=False)
 
 
 def plain_warnings() -> None:

@@ -1,6 +1,7 @@
 """Aggregate: a candidate's TTFT, TPOT, throughput, memory and stop reason from its replay.
 
-The formulas are those of the design, section 4.
+The formulas are those of the design, section 4. Sums are `math.fsum`, exactly rounded: a dot product would
+round as the processor's vector units please, and outputs must be the same on every machine.
 """
 
 from __future__ import annotations
@@ -8,8 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
-
-import numpy as np
 
 from cache.shapes import BOUND_TYPES, ForwardLatencyRecord, ForwardShapeKey
 from stages.breakdown import bound_shares, breakdown_text, mean_breakdown_text
@@ -93,7 +92,7 @@ def _mixed_steps_times(candidate: Candidate, plan: Plan, times: Replay, records:
     tpot_ms = 0.0
     if output_tokens > 1:
         decoding_ms = times.after_step_ms(schedule.finish_end) - times.after_step_ms(schedule.finish_start)
-        total_ms = float(np.dot(schedule.finish_count, decoding_ms))
+        total_ms = math.fsum(schedule.finish_count * decoding_ms)
         tpot_ms = total_ms / candidate.concurrency / (output_tokens - 1)
     return _Times(ttft_ms, tpot_ms, _per_s(output_tokens * candidate.concurrency, times.end_ms))
 
@@ -114,7 +113,7 @@ def _per_s(tokens: int, time_ms: float) -> float:
 
 def _mean_first_token_ms(candidate: Candidate, plan: Plan, times: Replay) -> float:
     ends_ms = times.after_step_ms(plan.schedule.first_step)
-    return float(np.dot(plan.schedule.first_count, ends_ms)) / candidate.concurrency
+    return math.fsum(plan.schedule.first_count * ends_ms) / candidate.concurrency
 
 
 def _stop_reason(
@@ -146,7 +145,7 @@ def _first_text(times: Replay, records: Records, *, is_decode: bool) -> str | No
 
 
 def _source_shares(times: Replay, used: list[ForwardLatencyRecord]) -> dict[str, float]:
-    total_ms = float(times.key_ms.sum())
+    total_ms = math.fsum(times.key_ms)
     shares: dict[str, float] = {}
     for time_ms, record in zip(times.key_ms, used, strict=True):
         sources = record.sources or {UNKNOWN_SOURCE: 1.0}

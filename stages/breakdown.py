@@ -1,7 +1,7 @@
 """Breakdowns of forward time by bound type, as shares and as text.
 
-Sums are `math.fsum`: the built-in `sum` of floats rounds differently from Python 3.12 on, and outputs must not
-depend on the Python version.
+Sums are `math.fsum`: the built-in `sum` of floats rounds differently from Python 3.12 on, and outputs
+must not depend on the Python version.
 """
 
 from __future__ import annotations
