@@ -15,6 +15,7 @@ from stages.breakdown import bound_shares, breakdown_text, mean_breakdown_text
 from stages.candidate import Candidate, CandidateResult, StopReason, limit_stop_reason
 from stages.plan import Plan, Rule
 from stages.replay import Replay
+from stages.schedule import NO_PASS
 
 Records = Mapping[ForwardShapeKey, ForwardLatencyRecord]
 
@@ -41,7 +42,7 @@ def aggregate(candidate: Candidate, plan: Plan, times: Replay, records: Records)
         memory_left_gb=tightest.memory_left_gb,
         concurrency=candidate.concurrency,
         effective_input_length=candidate.workload.effective_input_length,
-        prefill_num_chunks=0 if candidate.mode == "decode" else candidate.chunks.num_chunks,
+        prefill_num_chunks=_prefill_num_chunks(candidate, plan),
         stop_reason=_stop_reason(candidate, times, ttft_ms, tpot_ms),
         prefill_breakdown=_prefill_text(plan, times, records),
         decode_breakdown=_first_text(times, records, is_decode=True),
@@ -68,7 +69,7 @@ def _prefill_times(candidate: Candidate, plan: Plan, times: Replay, records: Rec
     ttft_ms = times.end_ms
     if times.oom_key is None:
         ttft_ms = _mean_first_token_ms(candidate, plan, times)
-    tokens = candidate.concurrency * candidate.workload.input_length
+    tokens = candidate.input_tokens
     return _Times(ttft_ms, None, _per_s(tokens, times.end_ms))
 
 
@@ -102,6 +103,7 @@ _TIMES = {
     Rule.PREFILL_FORWARD: _prefill_times,
     Rule.PREFILL_WAVES: _prefill_times,
     Rule.PREFILL_THEN_DECODE: _prefill_then_decode_times,
+    Rule.SEGMENTS_THEN_DECODE: _prefill_then_decode_times,
     Rule.MIXED_STEPS: _mixed_steps_times,
 }
 
@@ -124,7 +126,23 @@ def _stop_reason(
     return limit_stop_reason(ttft_ms, tpot_ms, candidate.ttft_limit_ms, candidate.tpot_limit_ms)
 
 
+def _prefill_num_chunks(candidate: Candidate, plan: Plan) -> int:
+    """Return the chunks per prompt; with prompts of several lengths, the steps that all of them take."""
+    if candidate.mode == "decode":
+        return 0
+    if candidate.workload.input_lengths is None:
+        return candidate.chunks.num_chunks
+    schedule = plan.schedule
+    return int(schedule.run_steps[schedule.run_prefill != NO_PASS].sum())
+
+
 def _prefill_text(plan: Plan, times: Replay, records: Records) -> str | None:
+    if plan.rule is Rule.SEGMENTS_THEN_DECODE:
+        return mean_breakdown_text(
+            (float(time_ms), bound_shares(records[key]))
+            for key, time_ms in zip(times.used, times.key_ms, strict=True)
+            if not key.is_decode
+        )
     if plan.rule is not Rule.PREFILL_WAVES:
         return _first_text(times, records, is_decode=False)
     waves: dict[int, int] = {}

@@ -66,6 +66,16 @@ class Candidate:
         return self.batch_size * self.parallelism.dp * self.parallelism.pp
 
     @property
+    def input_tokens(self) -> int:
+        """Prompt tokens of all requests in flight, cached ones included."""
+        lengths = self.workload.input_lengths
+        if lengths is None:
+            return self.concurrency * self.workload.input_length
+        replicas = self.parallelism.dp
+        samples = lengths.samples(-(-self.concurrency // replicas), self.workload.prefix_cache_hit_rate)
+        return replicas * sum(sample.length * sample.requests for sample in samples)
+
+    @property
     def deployment_label(self) -> str:
         """The parallel groups and speculation, for people."""
         mtp = self.engine.num_mtp_tokens
@@ -99,7 +109,7 @@ class CandidateResult:
     effective_input_length : int
         Prompt tokens computed per request.
     prefill_num_chunks : int
-        Chunks per prompt; 0 in decode mode.
+        Chunks per prompt, or steps of all prompts when these differ in length; 0 in decode mode.
     stop_reason : str or None
         Why the candidate is not feasible; None when it is.
     prefill_breakdown, decode_breakdown : str or None

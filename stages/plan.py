@@ -12,6 +12,7 @@ from cache.shapes import ForwardShapeKey
 from stages.candidate import Candidate
 from stages.mixed_steps import plan_mixed_steps
 from stages.schedule import Schedule, ScheduleBuilder
+from stages.segment_steps import add_segment_steps
 from stages.shape_keys import decode_key, prefill_key
 
 
@@ -20,6 +21,7 @@ class Rule(StrEnum):
 
     MIXED_STEPS = "mixed_steps"
     PREFILL_THEN_DECODE = "prefill_then_decode"
+    SEGMENTS_THEN_DECODE = "segments_then_decode"
     PREFILL_FORWARD = "prefill_forward"
     PREFILL_WAVES = "prefill_waves"
     DECODE = "decode"
@@ -50,6 +52,8 @@ def plan(candidate: Candidate) -> Plan:
         return _plan_decode(candidate)
     if candidate.mode == "prefill":
         return _plan_prefill(candidate)
+    if candidate.workload.input_lengths is not None:
+        return _plan_segments_then_decode(candidate)
     if candidate.chunks.num_chunks == 1:
         return _plan_prefill_then_decode(candidate)
     return Plan(Rule.MIXED_STEPS, plan_mixed_steps(candidate))
@@ -70,8 +74,19 @@ def _plan_prefill_then_decode(candidate: Candidate) -> Plan:
     return Plan(Rule.PREFILL_THEN_DECODE, builder.build())
 
 
+def _plan_segments_then_decode(candidate: Candidate) -> Plan:
+    """Prompts of several lengths in full steps, then all requests decode together."""
+    builder = ScheduleBuilder()
+    add_segment_steps(builder, candidate)
+    builder.run(None, decode_key(candidate, candidate.concurrency), candidate.workload.output_length)
+    return Plan(Rule.SEGMENTS_THEN_DECODE, builder.build())
+
+
 def _plan_prefill(candidate: Candidate) -> Plan:
     builder = ScheduleBuilder()
+    if candidate.workload.input_lengths is not None:
+        add_segment_steps(builder, candidate)
+        return Plan(Rule.PREFILL_WAVES, builder.build())
     chunks = candidate.chunks
     if chunks.num_chunks == 1 and candidate.concurrency * chunks.query_len(0) <= candidate.budget_tokens:
         _add_waves(builder, candidate, 0, candidate.concurrency, last=True)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from cache.errors import InvalidValueError
+from stages.lengths import LengthDistribution, effective_length
 
 
 def require_int(name: str, value: object, least: int) -> None:
@@ -21,17 +22,49 @@ def require_int(name: str, value: object, least: int) -> None:
 
 
 @dataclass(frozen=True)
+class Image:
+    """The images that come with the prompts.
+
+    Parameters
+    ----------
+    height, width : int
+        Pixels; > 0.
+    batch_size : int or None
+        Images per forward pass; None for the candidate's batch size.
+
+    Raises
+    ------
+    ValueError
+        When a field is out of its range.
+    """
+
+    height: int
+    width: int
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        require_int("image.height", self.height, 1)
+        require_int("image.width", self.width, 1)
+        if self.batch_size is not None:
+            require_int("image.batch_size", self.batch_size, 1)
+
+
+@dataclass(frozen=True)
 class Workload:
     """What every request of a sweep looks like.
 
     Parameters
     ----------
     input_length : int
-        Prompt tokens, L_in; > 0.
+        Prompt tokens, L_in; > 0. With `input_lengths`, their mean rounded down; see `Workload.of_lengths`.
     output_length : int
         Generated tokens, L_out; > 0.
     prefix_cache_hit_rate : float
         Fraction of the prompt already in the KV cache, h; 0 <= h < 1.
+    input_lengths : LengthDistribution or None
+        How long prompts are, when they differ.
+    image : Image or None
+        Images of each request; None for text.
 
     Raises
     ------
@@ -42,9 +75,27 @@ class Workload:
     input_length: int
     output_length: int
     prefix_cache_hit_rate: float = 0.0
+    input_lengths: LengthDistribution | None = None
+    image: Image | None = None
+
+    @classmethod
+    def of_lengths(
+        cls,
+        input_lengths: LengthDistribution,
+        output_length: int,
+        prefix_cache_hit_rate: float = 0.0,
+        image: Image | None = None,
+    ) -> Workload:
+        """Return the workload whose prompts have several lengths."""
+        return cls(input_lengths.mean_length, output_length, prefix_cache_hit_rate, input_lengths, image)
 
     def __post_init__(self) -> None:
         require_int("input_length", self.input_length, 1)
+        if self.input_lengths is not None and self.input_length != self.input_lengths.mean_length:
+            raise InvalidValueError(
+                f"input_length is {self.input_length}; with input_lengths it must be their mean, "
+                f"{self.input_lengths.mean_length}: use Workload.of_lengths."
+            )
         require_int("output_length", self.output_length, 1)
         if not 0 <= self.prefix_cache_hit_rate < 1:
             raise InvalidValueError(
@@ -53,9 +104,10 @@ class Workload:
 
     @property
     def effective_input_length(self) -> int:
-        """Prompt tokens that must be computed, E."""
-        cached = math.floor(self.input_length * self.prefix_cache_hit_rate)
-        return max(self.input_length - cached, 1)
+        """Prompt tokens that must be computed, E; their mean, rounded down, when prompts differ in length."""
+        if self.input_lengths is not None:
+            return self.input_lengths.mean_effective_length(self.prefix_cache_hit_rate)
+        return effective_length(self.input_length, self.prefix_cache_hit_rate)
 
 
 @dataclass(frozen=True)
