@@ -12,10 +12,11 @@ from cache.errors import ConfigError, InvalidValueError
 from cache.identity import TableIdentity
 from pipeline.config import LoadedConfig
 from stages.candidate import Candidate, Mode
+from stages.lengths import LengthBin, LengthDistribution
 from stages.parallelism import Parallelism
 from stages.runners.base import Deployment, RunnerOptions, RunnerSpec
 from stages.scheduler import get_scheduler
-from stages.workload import Engine, Workload
+from stages.workload import Engine, Image, Workload
 
 Made = TypeVar("Made")
 
@@ -155,11 +156,21 @@ def _parallelisms(loaded: LoadedConfig) -> list[Parallelism]:
 
 def _workloads(loaded: LoadedConfig) -> list[Workload]:
     found = [
-        _checked(loaded, f"workloads[{index}]", partial(Workload, **fields))
+        _checked(loaded, f"workloads[{index}]", partial(_workload, fields))
         for index, section in enumerate(loaded.config.workloads)
         for fields in _combinations(section.model_dump())
     ]
     return list(dict.fromkeys(found))
+
+
+def _workload(fields: Mapping[str, Any]) -> Workload:
+    rest = {name: value for name, value in fields.items() if name not in ("input_length", "image")}
+    length, image = fields["input_length"], fields["image"]
+    rest["image"] = None if image is None else Image(**image)
+    if isinstance(length, int):
+        return Workload(length, **rest)
+    bins = tuple(LengthBin(**one) for one in length["bins"])
+    return Workload.of_lengths(LengthDistribution(bins), **rest)
 
 
 def _engines(loaded: LoadedConfig) -> list[Engine]:

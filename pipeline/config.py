@@ -16,7 +16,9 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
+    Tag,
     ValidationError,
     model_validator,
 )
@@ -68,12 +70,45 @@ class ParallelismSection(_Section):
     moe_dp: OneOrMore[Count] | None = None
 
 
-class WorkloadSection(_Section):
-    """Lengths of prompts and outputs, tokens, and the share of the prompt that is cached."""
+class BinSection(_Section):
+    """Prompts of `min_tokens` up to but without `max_tokens`, and their share of the requests."""
 
-    input_length: OneOrMore[Count]
+    min_tokens: int
+    max_tokens: int
+    weight: float
+
+
+class LengthsSection(_Section):
+    """How long prompts are, when they differ."""
+
+    bins: list[BinSection]
+
+
+def _lengths_tag(value: Any) -> str:
+    return "[bins]" if isinstance(value, dict | LengthsSection) else "[tokens]"
+
+
+PromptLength = Annotated[
+    Annotated[Count, Tag("[tokens]")] | Annotated[LengthsSection, Tag("[bins]")],
+    Discriminator(_lengths_tag),
+]
+
+
+class ImageSection(_Section):
+    """Images of each request: their size in pixels, and how many a forward pass has."""
+
+    height: int
+    width: int
+    batch_size: int | None = None
+
+
+class WorkloadSection(_Section):
+    """Lengths of prompts and outputs, tokens, the share of the prompt that is cached, and images."""
+
+    input_length: OneOrMore[PromptLength]
     output_length: OneOrMore[Count]
     prefix_cache_hit_rate: OneOrMore[Rate] = [0.0]
+    image: OneOrMore[ImageSection | None] = [None]
 
 
 class EngineSection(_Section):

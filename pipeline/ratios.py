@@ -6,15 +6,14 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from pipeline.rows import WORKLOAD_COLUMNS
 from stages.pd_ratio import Half, RatioRow, ratio_rows
 
 _SAME = [
     "runner",
     "model",
     "device",
-    "input_length",
-    "output_length",
-    "prefix_cache_hit_rate",
+    *WORKLOAD_COLUMNS,
     "num_mtp_tokens",
 ]
 
@@ -28,7 +27,7 @@ def run_ratios(frame: pd.DataFrame) -> Iterator[tuple[dict[str, object], list[Ra
         Result rows of a run.
     """
     feasible = frame[frame["feasible"]]
-    for values, rows in feasible.groupby(_SAME, sort=False):
+    for values, rows in feasible.groupby(_SAME, sort=False, dropna=False):
         prefills = _halves(rows[rows["mode"] == "prefill"], "ttft_ms")
         decodes = _halves(rows[rows["mode"] == "decode"], "tpot_ms")
         if prefills and decodes:

@@ -12,6 +12,7 @@ from cache.shapes import BOUND_TYPES
 from pipeline.cells import Cell
 from stages.aggregate import UNKNOWN_SOURCE
 from stages.candidate import Candidate, CandidateResult
+from stages.workload import Image
 
 SOURCE_KINDS = ("measured", "interpolated", "analytic", UNKNOWN_SOURCE)
 
@@ -31,7 +32,11 @@ SCHEMA = pa.schema(
         ("moe_dp", pa.int64()),
         ("num_devices", pa.int64()),
         ("input_length", pa.int64()),
+        ("input_length_bins", pa.string()),
         ("output_length", pa.int64()),
+        ("image_batch_size", pa.int64()),
+        ("image_height", pa.int64()),
+        ("image_width", pa.int64()),
         ("prefix_cache_hit_rate", pa.float64()),
         ("effective_input_length", pa.int64()),
         ("max_batched_tokens", pa.int64()),
@@ -66,9 +71,15 @@ SCHEMA = pa.schema(
     ]
 )
 
+WORKLOAD_COLUMNS = [
+    "input_length", "input_length_bins", "output_length",
+    "image_batch_size", "image_height", "image_width", "prefix_cache_hit_rate",
+]  # fmt: skip
+"""What tells workloads apart; null where a workload has no such thing."""
+
 BEST_COLUMNS = [
     "rank", "mode", "runner", "model", "device", "parallelism", "num_devices",
-    "input_length", "output_length",
+    "input_length", "input_length_bins", "output_length",
     "prefix_cache_hit_rate", "max_batched_tokens", "batch_size", "concurrency", "ttft_ms", "tpot_ms",
     "tokens_per_s", "tokens_per_s_per_device", "memory_left_gb", "prefill_num_chunks", "forward_shape_count",
     "identity",
@@ -97,7 +108,9 @@ def _row(cell: Cell, candidate: Candidate, result: CandidateResult) -> dict[str,
         **candidate.parallelism.as_json(),
         "num_devices": candidate.parallelism.num_devices,
         "input_length": workload.input_length,
+        "input_length_bins": None if workload.input_lengths is None else str(workload.input_lengths),
         "output_length": workload.output_length,
+        **_image(workload.image),
         "prefix_cache_hit_rate": workload.prefix_cache_hit_rate,
         "max_batched_tokens": engine.max_batched_tokens,
         "num_mtp_tokens": engine.num_mtp_tokens,
@@ -116,6 +129,12 @@ def _row(cell: Cell, candidate: Candidate, result: CandidateResult) -> dict[str,
     row |= {f"{name}_share": result.bound_shares.get(name) for name in BOUND_TYPES}
     row |= {f"{kind}_share": result.source_shares.get(kind, 0.0) for kind in SOURCE_KINDS}
     return row
+
+
+def _image(image: Image | None) -> dict[str, int | None]:
+    if image is None:
+        return {}
+    return {"image_batch_size": image.batch_size, "image_height": image.height, "image_width": image.width}
 
 
 def ranked(frame: pd.DataFrame) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pipeline.ratios import run_ratios
-from pipeline.rows import ranked
+from pipeline.rows import WORKLOAD_COLUMNS, ranked
 from pipeline.run import SweepRun
 from pipeline.units import format_cell, format_number, heading
 
@@ -26,7 +26,6 @@ _DEVICE_COLUMNS = [
     "tokens_per_s_per_device", "memory_left_gb",
 ]  # fmt: skip
 _NO_CHUNKS_IN_DECODE = "max_batched_tokens"
-_WORKLOAD = ["input_length", "output_length", "prefix_cache_hit_rate"]
 
 
 def print_summary(run: SweepRun, console: Console) -> None:
@@ -54,7 +53,7 @@ def _print_best_overall(best: pd.DataFrame, console: Console) -> None:
     modes = ["aggregated"] if (best["mode"] == "aggregated").any() else sorted(best["mode"].unique())
     for mode in modes:
         rows = best[best["mode"] == mode]
-        for _, group in rows.groupby(_WORKLOAD, sort=False):
+        for _, group in rows.groupby(WORKLOAD_COLUMNS, sort=False, dropna=False):
             row = group.iloc[0]
             console.print(f"[bold]Best {mode} deployment[/bold] for {_workload(row)}:")
             console.print(f"  {escape(_deployment(row))}\n  {_figures(row)}")
@@ -63,7 +62,13 @@ def _print_best_overall(best: pd.DataFrame, console: Console) -> None:
 def _workload(row: pd.Series) -> str:
     hit_rate = row["prefix_cache_hit_rate"]
     cached = f", {100 * hit_rate:g}% of the prompt cached" if hit_rate else ""
-    return f"{row['input_length']:,} input and {row['output_length']:,} output tokens{cached}"
+    lengths, inputs = row["input_length_bins"], f"{row['input_length']:,}"
+    if not pd.isna(lengths):
+        inputs += f" (mean of {lengths})"
+    images = ""
+    if not pd.isna(row["image_height"]):
+        images = f", images of {row['image_height']:.0f} x {row['image_width']:.0f}"
+    return f"{inputs} input and {row['output_length']:,} output tokens{images}{cached}"
 
 
 def _deployment(row: pd.Series) -> str:
@@ -99,14 +104,14 @@ def _print_mode(mode: str, rows: pd.DataFrame, console: Console) -> None:
 
 def _distinct(rows: pd.DataFrame) -> pd.DataFrame:
     """Decode ignores max_batched_tokens, so rows that differ only in it are one."""
-    kept = rows.drop_duplicates(["runner", "model", "device", "parallelism", "batch_size", *_WORKLOAD])
+    kept = rows.drop_duplicates(["runner", "model", "device", "parallelism", "batch_size", *WORKLOAD_COLUMNS])
     return kept.assign(rank=range(1, len(kept) + 1))
 
 
 def _print_devices(best: pd.DataFrame, console: Console) -> None:
     for mode, rows in best.groupby("mode", sort=True):
-        tops = rows.drop_duplicates(["model", "device", *_WORKLOAD]).sort_values(
-            ["model", *_WORKLOAD, "rank"], kind="stable"
+        tops = rows.drop_duplicates(["model", "device", *WORKLOAD_COLUMNS]).sort_values(
+            ["model", *WORKLOAD_COLUMNS, "rank"], kind="stable"
         )
         columns = [name for name in _DEVICE_COLUMNS if not tops[name].isna().all()]
         console.print(_table(f"best per device, {mode}", tops, columns))

@@ -137,7 +137,7 @@ class LengthDistribution:
 
 
 def _sum(values: Iterable[float]) -> float:
-    """Add one by one: since Python 3.12 the built-in corrects rounding, and a floor could come out another."""
+    """Add one by one: since Python 3.12 the built-in corrects rounding, which could change a floor."""
     total = 0.0
     for value in values:
         total += value
