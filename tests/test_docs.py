@@ -1,0 +1,43 @@
+"""Every command and every Python example of README and docs runs as written."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Shapecast
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)
+
+
+def commands(page: Path) -> list[str]:
+    """The lines `$ shapecast ...` of a page's console blocks, continued lines joined."""
+    text = "\n".join(blocks(page, "console")).replace("\\\n", " ")
+    return [line[2:] for line in text.splitlines() if line.startswith("$ ")]
+
+
+WITH_COMMANDS = [page for page in PAGES if commands(page)]
+WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
+def test_the_commands_of_a_page_run_in_order(page: Path, shapecast: Shapecast, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    for command in commands(page):
+        program, *arguments = command.split()
+        assert program == "shapecast", f"{page.name} has a command that is not tested: {command}"
+        shapecast(*arguments)
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
+def test_the_python_examples_of_a_page_run(page: Path) -> None:
+    for block in blocks(page, "python"):
+        exec(compile(block, page.name, "exec"), {"__name__": "__main__"})
