@@ -16,6 +16,7 @@ from stages.lengths import LengthBin, LengthDistribution
 from stages.parallelism import Parallelism
 from stages.runners.base import Deployment, RunnerOptions, RunnerSpec
 from stages.scheduler import get_scheduler
+from stages.speculation import Speculation
 from stages.workload import Engine, Image, Workload
 
 Made = TypeVar("Made")
@@ -107,7 +108,16 @@ def expand(loaded: LoadedConfig) -> list[Cell]:
             config.models, config.devices, parallelisms, config.modes, workloads, engines
         )
         for model, device, parallelism, mode, workload, engine in grid:
-            deployment = Deployment(model, device, parallelism, engine.num_mtp_tokens, loaded.base_dir)
+            draft = engine.speculation
+            deployment = Deployment(
+                model,
+                device,
+                parallelism,
+                engine.num_mtp_tokens,
+                loaded.base_dir,
+                draft_kind=None if draft is None else draft.kind,
+                draft_block_size=0 if draft is None else draft.block_size,
+            )
             if deployment not in specs:
                 specs[deployment] = _spec(loaded, index, options, deployment)
             spec, identity = specs[deployment]
@@ -179,8 +189,13 @@ def _engines(loaded: LoadedConfig) -> list[Engine]:
     engines = []
     for values in _combinations(fields):
         _checked(loaded, "engine.scheduler", partial(get_scheduler, values["scheduler"]))
-        engines.append(_checked(loaded, "engine", partial(Engine, mtp_acceptance_rate=rates, **values)))
+        engines.append(_checked(loaded, "engine", partial(_engine, {**values, "mtp_acceptance_rate": rates})))
     return engines
+
+
+def _engine(fields: Mapping[str, Any]) -> Engine:
+    draft = fields["speculation"]
+    return Engine(**{**fields, "speculation": None if draft is None else Speculation(**draft)})
 
 
 def _combinations(fields: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:

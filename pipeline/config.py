@@ -28,6 +28,7 @@ from pipeline.yaml_file import load_yaml_mapping
 from stages.candidate import Mode
 from stages.runners.base import RunnerOptions
 from stages.runners.registry import runner_options
+from stages.speculation import DraftKind
 
 Item = TypeVar("Item")
 
@@ -111,6 +112,14 @@ class WorkloadSection(_Section):
     image: OneOrMore[ImageSection | None] = [None]
 
 
+class SpeculationSection(_Section):
+    """A draft model: how it drafts, tokens per block, and how many are accepted on average."""
+
+    kind: DraftKind
+    block_size: Count
+    accepted_length: Annotated[float, Field(allow_inf_nan=False)]
+
+
 class EngineSection(_Section):
     """How the serving engine schedules and speculates."""
 
@@ -119,6 +128,7 @@ class EngineSection(_Section):
     mtp_acceptance_rate: list[Annotated[float, Field(ge=0, le=1)]] = [0.9, 0.6, 0.4, 0.2]
     serving_cost_ms: OneOrMore[Milliseconds] = [0.0]
     scheduler: OneOrMore[Name] = ["decode_first_slack"]
+    speculation: OneOrMore[SpeculationSection | None] = [None]
 
 
 class ConcurrencySection(_Section):

@@ -15,6 +15,9 @@ _SAME = [
     "device",
     *WORKLOAD_COLUMNS,
     "num_mtp_tokens",
+    "speculation",
+    "speculation_block_size",
+    "speculation_accepted_length",
 ]
 
 

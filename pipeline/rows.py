@@ -12,6 +12,7 @@ from cache.shapes import BOUND_TYPES
 from pipeline.cells import Cell
 from stages.aggregate import UNKNOWN_SOURCE
 from stages.candidate import Candidate, CandidateResult
+from stages.speculation import Speculation
 from stages.workload import Image
 
 SOURCE_KINDS = ("measured", "interpolated", "analytic", UNKNOWN_SOURCE)
@@ -42,6 +43,9 @@ SCHEMA = pa.schema(
         ("max_batched_tokens", pa.int64()),
         ("num_mtp_tokens", pa.int64()),
         ("mtp_acceptance_rate", pa.list_(pa.float64())),
+        ("speculation", pa.string()),
+        ("speculation_block_size", pa.int64()),
+        ("speculation_accepted_length", pa.float64()),
         ("serving_cost_ms", pa.float64()),
         ("scheduler", pa.string()),
         ("batch_size", pa.int64()),
@@ -115,6 +119,7 @@ def _row(cell: Cell, candidate: Candidate, result: CandidateResult) -> dict[str,
         "max_batched_tokens": engine.max_batched_tokens,
         "num_mtp_tokens": engine.num_mtp_tokens,
         "mtp_acceptance_rate": list(engine.mtp_acceptance_rate[: engine.num_mtp_tokens]),
+        **_speculation(engine.speculation),
         "serving_cost_ms": engine.serving_cost_ms,
         "scheduler": engine.scheduler,
         "batch_size": candidate.batch_size,
@@ -135,6 +140,16 @@ def _image(image: Image | None) -> dict[str, int | None]:
     if image is None:
         return {}
     return {"image_batch_size": image.batch_size, "image_height": image.height, "image_width": image.width}
+
+
+def _speculation(speculation: Speculation | None) -> dict[str, Any]:
+    if speculation is None:
+        return {}
+    return {
+        "speculation": speculation.kind,
+        "speculation_block_size": speculation.block_size,
+        "speculation_accepted_length": speculation.accepted_length,
+    }
 
 
 def ranked(frame: pd.DataFrame) -> pd.DataFrame:

@@ -78,8 +78,9 @@ class Candidate:
     @property
     def deployment_label(self) -> str:
         """The parallel groups and speculation, for people."""
-        mtp = self.engine.num_mtp_tokens
-        return f"{self.parallelism} | MTP={mtp}" if mtp else str(self.parallelism)
+        mtp, speculation = self.engine.num_mtp_tokens, self.engine.speculation
+        drafts = [f"MTP={mtp}"] if mtp else [] if speculation is None else [str(speculation)]
+        return " | ".join([str(self.parallelism), *drafts])
 
     @property
     def budget_tokens(self) -> int:

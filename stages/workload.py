@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cache.errors import InvalidValueError
 from stages.lengths import LengthDistribution, effective_length
+from stages.speculation import Speculation
 
 
 def require_int(name: str, value: object, least: int) -> None:
@@ -126,6 +127,8 @@ class Engine:
         Fixed cost of serving outside the forward pass, ms.
     scheduler : str
         Name of the scheduling policy of mixed prefill and decode steps.
+    speculation : Speculation or None
+        A draft model instead of multi-token prediction.
 
     Raises
     ------
@@ -138,6 +141,7 @@ class Engine:
     mtp_acceptance_rate: tuple[float, ...] = (0.9, 0.6, 0.4, 0.2)
     serving_cost_ms: float = 0.0
     scheduler: str = "decode_first_slack"
+    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mtp_acceptance_rate", tuple(self.mtp_acceptance_rate))
@@ -152,6 +156,11 @@ class Engine:
             raise InvalidValueError(
                 f"mtp_acceptance_rate is {list(self.mtp_acceptance_rate)}; each rate must be between 0 and 1."
             )
+        if self.speculation is not None and self.num_mtp_tokens:
+            raise InvalidValueError(
+                f"num_mtp_tokens is {self.num_mtp_tokens} together with {self.speculation.kind} speculation; "
+                "a step drafts one way only: set num_mtp_tokens to 0, or leave speculation out."
+            )
         if not 0 <= self.serving_cost_ms < math.inf:
             raise InvalidValueError(
                 f"serving_cost_ms is {self.serving_cost_ms!r}; it must be a finite number of at least 0."
@@ -160,11 +169,15 @@ class Engine:
     @property
     def decode_query_len(self) -> int:
         """Tokens that one decode step computes per request."""
+        if self.speculation is not None:
+            return self.speculation.block_size
         return self.num_mtp_tokens + 1
 
     @property
     def tokens_per_decode_step(self) -> float:
         """Tokens that one decode step yields per request, on average."""
+        if self.speculation is not None:
+            return self.speculation.tokens_per_step
         return 1 + math.fsum(self.mtp_acceptance_rate[: self.num_mtp_tokens])
 
     def fold_decode_ms(self, latency_ms: float) -> float:

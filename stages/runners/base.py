@@ -44,6 +44,12 @@ class Deployment:
         Speculative (multi-token prediction) tokens per decode step.
     base_dir : Path
         What relative paths are relative to.
+    draft_kind : str or None
+        Method of a draft model ("dflash", "dspark"); None without one.
+    draft_block_size : int
+        Tokens per block of the draft model; 0 without one. A runner whose forward pass includes the
+        draft model must put both into the table identity. One that answers for the target model alone need
+        not: the tokens of a block are in the key, as `query_len`.
     """
 
     model: str
@@ -51,6 +57,8 @@ class Deployment:
     parallelism: Parallelism
     num_mtp_tokens: int = 0
     base_dir: Path = Path()
+    draft_kind: str | None = None
+    draft_block_size: int = 0
 
 
 class RunnerSpec(ABC):

@@ -29,8 +29,9 @@ class RecordedOptions(RunnerOptions):
         image columns, `memory_total_gb`, `memory_weight_gb`, `memory_kv_cache_gb`,
         `memory_activation_gb`, `memory_reserved_gb`, `breakdowns_json` and `sources_json`.
     where : dict
-        Column -> value that a row must have. `{model}`, `{device}`, `{tp}`, `{dp}`, `{pp}` and `{ep}` in a
-        value stand for those of the deployment, so one file can hold a whole grid.
+        Column -> value that a row must have. `{model}`, `{device}`, `{tp}`, `{dp}`, `{pp}`, `{ep}`,
+        `{draft_kind}` ("none" without a draft model) and `{draft_block_size}` in a value stand for those of
+        the deployment, so one file can hold a whole grid.
     columns : dict
         Column of the list above -> what the file calls it.
     """
@@ -54,6 +55,8 @@ class RecordedOptions(RunnerOptions):
             "model": deployment.model,
             "device": deployment.device,
             **{name: getattr(deployment.parallelism, name) for name in ("tp", "dp", "pp", "ep")},
+            "draft_kind": deployment.draft_kind or "none",
+            "draft_block_size": deployment.draft_block_size,
         }
         where = {column: _filled(value, names, column) for column, value in self.where.items()}
         return RecordedSpec(

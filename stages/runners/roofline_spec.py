@@ -58,6 +58,10 @@ def arithmetic_digest() -> str:
 class RooflineOptions(RunnerOptions):
     """The roofline runner in a sweep config.
 
+    A draft model (dflash, dspark) is not part of its forward pass: a decode step is the target model
+    checking a block, whose tokens are the key's `query_len`. So deployments with and without one share a
+    table, and the time of drafting is left out.
+
     Parameters
     ----------
     quantization : Quantization
