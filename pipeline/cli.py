@@ -30,6 +30,14 @@ class SchedulerName(StrEnum):
     SINGLE_THREADED = "single-threaded"
 
 
+class ReportFormat(StrEnum):
+    """What a report is written as."""
+
+    HTML = "html"
+    MD = "md"
+    CSV = "csv"
+
+
 def _version(value: bool) -> None:
     if value:
         from importlib.metadata import version
@@ -73,6 +81,22 @@ def run(
     from pipeline.cli_run import run_command
 
     run_command(config, out, tables, str(scheduler), jobs, quiet=quiet, force=force)
+
+
+@app.command()
+def report(
+    out: Annotated[Path, typer.Argument(help="The output folder of a run.")],
+    kind: Annotated[
+        ReportFormat, typer.Option("--format", help="A page, Markdown, or all rows as CSV.")
+    ] = ReportFormat.HTML,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="The file to write. [default: OUT/report.FORMAT]")
+    ] = None,
+) -> None:
+    """Make the report of a run again, from its results.parquet alone."""
+    from pipeline.cli_report import report_command
+
+    report_command(out, str(kind), to)
 
 
 @app.command()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import platform
@@ -14,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from cache.errors import OutputError
 from cache.identity import content_digest
 from pipeline.rows import BEST_COLUMNS, ranked
+from pipeline.saved import RESULTS_NAME, RunFacts
 
-RESULTS_NAME = "results.parquet"
 BEST_NAME = "best.csv"
 REPORT_NAME = "report.html"
 MANIFEST_NAME = "manifest.json"
@@ -115,36 +112,27 @@ def run_digest(config: Mapping[str, Any], identities: list[str]) -> str:
     return content_digest({"config": dict(config), "identities": sorted(identities)})
 
 
-def results_file(table: pa.Table) -> bytes:
-    """Return the bytes of results.parquet."""
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd")
-    return buffer.getvalue()
-
-
 def best_file(frame: pd.DataFrame) -> bytes:
     """Return the bytes of best.csv: the ranked feasible rows."""
     text: str = ranked(frame)[BEST_COLUMNS].to_csv(index=False, lineterminator="\n")
     return text.encode()
 
 
-def manifest_file(
-    run: str,
-    config: Mapping[str, Any],
-    tables: list[dict[str, Any]],
-    counts: Mapping[str, int],
-    files: Mapping[str, bytes],
-) -> bytes:
+def versions() -> dict[str, str]:
+    """Return the versions of what makes a run's files."""
+    return {
+        **{name: version(name) for name in _PACKAGES},
+        "python": ".".join(platform.python_version_tuple()[:2]),
+    }
+
+
+def manifest_file(facts: RunFacts, counts: Mapping[str, int], files: Mapping[str, bytes]) -> bytes:
     """Return the bytes of manifest.json.
 
     Parameters
     ----------
-    run : str
-        Digest of what the run is.
-    config : mapping
-        The sweep config, defaults filled in.
-    tables : list of dict
-        Per identity: id, label, the identity in full, how many records were used, and their digest.
+    facts : RunFacts
+        What the run is.
     counts : mapping
         Cells, candidates, shapes and outcomes.
     files : mapping
@@ -152,13 +140,10 @@ def manifest_file(
     """
     content = {
         "manifest_version": MANIFEST_VERSION,
-        "run": run,
-        "config": config,
-        "versions": {
-            **{name: version(name) for name in _PACKAGES},
-            "python": ".".join(platform.python_version_tuple()[:2]),
-        },
-        "tables": sorted(tables, key=lambda table: str(table["id"])),
+        "run": facts.run,
+        "config": facts.config,
+        "versions": facts.versions,
+        "tables": facts.tables,
         "counts": counts,
         "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
     }

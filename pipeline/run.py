@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import os
 import platform
@@ -29,16 +30,16 @@ from pipeline.outputs import (
     LOG_NAME,
     MANIFEST_NAME,
     REPORT_NAME,
-    RESULTS_NAME,
     OutputFolder,
     best_file,
     manifest_file,
-    results_file,
     run_digest,
+    versions,
 )
 from pipeline.progress import RunProgress
-from pipeline.report import report_file
+from pipeline.report.page import report_page
 from pipeline.rows import result_rows
+from pipeline.saved import RESULTS_NAME, RunFacts, SavedRun, best_traces, results_file
 from pipeline.tasks import Places, PrefetchCounts, Watch, open_session, start_run
 from stages.candidate import CandidateResult
 
@@ -138,12 +139,12 @@ def run_sweep(loaded: LoadedConfig, options: RunOptions, console: Console) -> Sw
         results, counts = _execute(cells, options, places, watch, console)
         table = result_rows(cells, results)
         frame = table.to_pandas()
-        files = {RESULTS_NAME: results_file(table), BEST_NAME: best_file(frame)}
+        traces = best_traces(frame, list(itertools.chain.from_iterable(results)))
+        facts = RunFacts(run, config, versions(), _tables(cells, counts), traces)
+        files = {RESULTS_NAME: results_file(table, facts), BEST_NAME: best_file(frame)}
+        files[REPORT_NAME] = report_page(SavedRun(frame, facts))
         summary = _counts(counts)
-        files[REPORT_NAME] = report_file(loaded.config, frame)
-        files[MANIFEST_NAME] = manifest_file(
-            run, config, _tables(cells, counts), _manifest_counts(cells, frame, summary), files
-        )
+        files[MANIFEST_NAME] = manifest_file(facts, _manifest_counts(cells, frame, summary), files)
         folder.write(files)
         _log.info(
             "%d shapes needed, %d reused, %d computed; %d candidates stopped out of memory",
@@ -215,7 +216,7 @@ def _tables(cells: Sequence[Cell], counts: Sequence[PrefetchCounts]) -> list[dic
             "records": len(digests[table_id]),
             "records_sha256": hashlib.sha256(b"".join(sorted(digests[table_id]))).hexdigest(),
         }
-        for table_id, identity in identities.items()
+        for table_id, identity in sorted(identities.items())
     ]
 
 

@@ -1,105 +1,67 @@
-"""The closing summary of a run on the terminal: best deployments, devices side by side, ratio, shapes."""
+"""The closing summary of a run on the terminal, in 80 columns: best deployments, trade-off, ratio, shapes."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Iterable
 from typing import Any
 
 import pandas as pd
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from pipeline.findings import (
+    answer,
+    nearest_stops,
+    short_names,
+    why,
+    winners,
+    workload_text,
+)
+from pipeline.pareto_text import pareto_chart
 from pipeline.ratios import run_ratios
 from pipeline.rows import WORKLOAD_COLUMNS, ranked
 from pipeline.run import SweepRun
 from pipeline.units import format_cell, format_number, heading
+from stages.candidate import MODES
 
-_TOP = 8
-_RANKED_COLUMNS = [
-    "rank", "model", "device", "parallelism", "max_batched_tokens", "batch_size", "ttft_ms", "tpot_ms",
-    "tokens_per_s", "tokens_per_s_per_device", "memory_left_gb",
-]  # fmt: skip
-_DEVICE_COLUMNS = [
-    "model", "device", "num_devices", "batch_size", "ttft_ms", "tpot_ms", "tokens_per_s",
-    "tokens_per_s_per_device", "memory_left_gb",
-]  # fmt: skip
-_NO_CHUNKS_IN_DECODE = "max_batched_tokens"
+_TOP = 5
+_WIDTH = 80
+_NUMBERS = ("ttft_ms", "tpot_ms", "tokens_per_s", "tokens_per_s_per_device", "memory_left_gb")
+_SHORT_HEADINGS = {"tokens_per_s_per_device": "/device", "memory_left_gb": "GiB left"}
 
 
 def print_summary(run: SweepRun, console: Console) -> None:
     """Print what a run found."""
-    best = ranked(run.frame)
+    frame = run.frame
+    best = ranked(frame)
     if best.empty:
-        _print_nothing_feasible(run.frame, console)
+        _print_nothing_feasible(frame, console)
     else:
-        _print_best_overall(best, console)
-        for mode, rows in best.groupby("mode", sort=True):
-            _print_mode(str(mode), rows, console)
-        if best["device"].nunique() > 1:
-            _print_devices(best, console)
-        _print_ratios(run.frame, console)
+        for question, deployment, figures in answer(frame):
+            console.print(f"[bold]{escape(question)}:[/bold]")
+            console.print(f"  {escape(deployment)}\n  {escape(figures)}")
+        console.print()
+        for mode in (mode for mode in MODES if mode in set(best["mode"])):
+            _print_mode(mode, best[best["mode"] == mode], frame, console)
+        _print_devices(frame, console)
+        _print_ratios(frame, console)
+        for line in pareto_chart(frame, _WIDTH):
+            console.print(escape(line), soft_wrap=True)
     counts = run.counts
     console.print(
         f"Shapes: {counts.needed:,} needed, {counts.reused:,} reused, {counts.computed:,} computed; "
-        f"{counts.stopped:,} of {len(run.frame):,} candidates stopped out of memory."
+        f"{counts.stopped:,} of {len(frame):,} candidates stopped out of memory.",
+        soft_wrap=True,
     )
     console.print(f"Results: {escape(str(run.out))}", soft_wrap=True)
 
 
-def _print_best_overall(best: pd.DataFrame, console: Console) -> None:
-    """Name the best row per workload: aggregated where that was swept, else of each half."""
-    modes = ["aggregated"] if (best["mode"] == "aggregated").any() else sorted(best["mode"].unique())
-    for mode in modes:
-        rows = best[best["mode"] == mode]
-        for _, group in rows.groupby(WORKLOAD_COLUMNS, sort=False, dropna=False):
-            row = group.iloc[0]
-            console.print(f"[bold]Best {mode} deployment[/bold] for {_workload(row)}:")
-            console.print(f"  {escape(_deployment(row))}\n  {_figures(row)}")
-
-
-def _workload(row: pd.Series) -> str:
-    hit_rate = row["prefix_cache_hit_rate"]
-    cached = f", {100 * hit_rate:g}% of the prompt cached" if hit_rate else ""
-    lengths, inputs = row["input_length_bins"], f"{row['input_length']:,}"
-    if not pd.isna(lengths):
-        inputs += f" (mean of {lengths})"
-    images = ""
-    if not pd.isna(row["image_height"]):
-        images = f", images of {row['image_height']:.0f} x {row['image_width']:.0f}"
-    return f"{inputs} input and {row['output_length']:,} output tokens{images}{cached}"
-
-
-def _deployment(row: pd.Series) -> str:
-    chunks = "" if row["mode"] == "decode" else f", {row['max_batched_tokens']:,} batched tokens"
-    return (
-        f"{row['model']} on {row['num_devices']} x {row['device']}, {row['parallelism']}{chunks}, "
-        f"batch {row['batch_size']} (concurrency {row['concurrency']})"
-    )
-
-
-def _figures(row: pd.Series) -> str:
-    parts = []
-    for name in ("ttft_ms", "tpot_ms"):
-        if not pd.isna(row[name]):
-            parts.append(f"{name[:4].upper()} {format_number(row[name])} ms")
-    kind = "input tokens/s" if row["mode"] == "prefill" else "tokens/s"
-    parts.append(f"{format_number(row['tokens_per_s'])} {kind}")
-    parts.append(f"{format_number(row['tokens_per_s_per_device'])} per device")
-    parts.append(f"{format_number(row['memory_left_gb'])} GiB left")
-    return ", ".join(parts)
-
-
-def _print_mode(mode: str, rows: pd.DataFrame, console: Console) -> None:
-    columns = list(_RANKED_COLUMNS)
+def _print_mode(mode: str, rows: pd.DataFrame, frame: pd.DataFrame, console: Console) -> None:
     if mode == "decode":
-        columns.remove(_NO_CHUNKS_IN_DECODE)
         rows = _distinct(rows)
-    if mode in ("prefill", "decode"):
-        columns.remove("tpot_ms" if mode == "prefill" else "ttft_ms")
-    title = f"{mode}: {min(_TOP, len(rows))} of {len(rows)} feasible"
-    console.print(_table(title, rows.head(_TOP), columns))
+    title = f"{mode}: the best {min(_TOP, len(rows))} of {len(rows)} feasible"
+    console.print(_deployments(title, rows.head(_TOP), frame, ranks=True))
 
 
 def _distinct(rows: pd.DataFrame) -> pd.DataFrame:
@@ -108,71 +70,92 @@ def _distinct(rows: pd.DataFrame) -> pd.DataFrame:
     return kept.assign(rank=range(1, len(kept) + 1))
 
 
-def _print_devices(best: pd.DataFrame, console: Console) -> None:
-    for mode, rows in best.groupby("mode", sort=True):
-        tops = rows.drop_duplicates(["model", "device", *WORKLOAD_COLUMNS]).sort_values(
-            ["model", *WORKLOAD_COLUMNS, "rank"], kind="stable"
-        )
-        columns = [name for name in _DEVICE_COLUMNS if not tops[name].isna().all()]
-        console.print(_table(f"best per device, {mode}", tops, columns))
+def _print_devices(frame: pd.DataFrame, console: Console) -> None:
+    """Print devices side by side, each with its best deployment."""
+    best = winners(frame)
+    if best["device"].nunique() < 2:
+        return
+    for mode in (mode for mode in MODES if mode in set(best["mode"])):
+        rows = best[best["mode"] == mode]
+        console.print(_deployments(f"best per device, {mode}", rows, frame, ranks=False))
+
+
+def _deployments(title: str, rows: pd.DataFrame, frame: pd.DataFrame, *, ranks: bool) -> Table:
+    table = _table(title)
+    if ranks:
+        table.add_column("#", justify="right")
+    table.add_column("deployment", ratio=1, overflow="fold")
+    numbers = [name for name in _NUMBERS if not rows[name].isna().all()]
+    for name in numbers:
+        table.add_column(_SHORT_HEADINGS.get(name, heading(name)), justify="right", no_wrap=True)
+    models = short_names(frame["model"])
+    several = {name for name in ("model", "runner") if frame[name].nunique() > 1}
+    if len(frame[WORKLOAD_COLUMNS].drop_duplicates()) > 1:
+        several.add("workload")
+    for row in rows.to_dict("records"):
+        rank = [str(row["rank"])] if ranks else []
+        cells = (format_cell(row[name]) for name in numbers)
+        table.add_row(*rank, escape(_short_deployment(row, models, several)), *cells)
+    return table
+
+
+def _short_deployment(row: dict[Any, Any], models: dict[str, str], several: set[str]) -> str:
+    lines = [models[row["model"]]] if "model" in several else []
+    lines.append(f"{row['num_devices']} x {row['device']} {_short_parallelism(row['parallelism'])}")
+    second = [f"batch {row['batch_size']}"]
+    if row["mode"] != "decode":
+        second.append(f"budget {row['max_batched_tokens']:,}")
+    if "runner" in several:
+        second.append(row["runner"])
+    lines.append(", ".join(second))
+    if "workload" in several:
+        lines.append(workload_text(row))
+    return "\n".join(lines)
+
+
+def _short_parallelism(text: str) -> str:
+    """Return the parallel groups of more than one device."""
+    parts = text.split(" | ")
+    return " ".join(part for part in parts if not part.endswith("=1")) or parts[0]
 
 
 def _print_ratios(frame: pd.DataFrame, console: Console) -> None:
     found = [(group, rows[0]) for group, rows in run_ratios(frame) if rows]
     if not found:
         return
-    table = Table(title="prefill/decode ratio, best pair", title_justify="left")
-    for name in ("model", "device", "prefill", "decode"):
-        table.add_column(name)
-    for name in ("prefill per decode", "prefill req/s", "decode req/s", "balanced req/s"):
+    table = _table("prefill/decode ratio, best pair")
+    table.add_column("pair", ratio=1, overflow="fold")
+    for name in ("ratio", "prefill req/s", "decode req/s", "balanced"):
         table.add_column(name, justify="right")
+    models = short_names(frame["model"])
     for group, row in found:
-        table.add_row(
-            escape(str(group["model"])), escape(str(group["device"])),
-            *(f"{escape(half.parallelism)}, batch {half.batch_size}" for half in (row.prefill, row.decode)),
-            *(format_number(value) for value in (row.pd_ratio, row.p_qps, row.d_qps, row.balanced_qps)),
-        )  # fmt: skip
+        halves = (
+            f"{name}: {_short_parallelism(half.parallelism)}, batch {half.batch_size}"
+            for name, half in (("prefill", row.prefill), ("decode", row.decode))
+        )
+        pair = f"{models[str(group['model'])]}, {group['device']}\n" + "\n".join(halves)
+        numbers = (row.pd_ratio, row.p_qps, row.d_qps, row.balanced_qps)
+        table.add_row(escape(pair), *(format_number(value) for value in numbers))
     console.print(table)
 
 
 def _print_nothing_feasible(frame: pd.DataFrame, console: Console) -> None:
     """Say that nothing fits, and per mode and deployment what stopped the candidate nearest to feasible."""
     console.print("[bold]No candidate is feasible.[/bold] What stopped the nearest of each deployment:")
-    groups = ["mode", "model", "device", "parallelism"]
-    for (mode, model, device, parallelism), rows in frame.groupby(groups, sort=False):
-        row = min(rows.to_dict("records"), key=_excess)
-        where = f"{model} on {device}, {parallelism}, {mode}, batch {row['batch_size']}"
-        console.print(f"  {escape(where)}: {escape(_why(row))}", soft_wrap=True)
+    for row in nearest_stops(frame):
+        where = (
+            f"{row['model']} on {row['device']}, {row['parallelism']}, {row['mode']}, "
+            f"batch {row['batch_size']}"
+        )
+        console.print(f"  {escape(where)}: {escape(why(row))}", soft_wrap=True)
 
 
-def _excess(row: dict[Hashable, Any]) -> tuple[bool, float]:
-    """Order stopped rows by how far they are from feasible: limits before memory."""
-    if row["memory_left_gb"] < 0:
-        return True, -row["memory_left_gb"]
-    ratios = [
-        row[f"{name}_ms"] / row[f"{name}_limit_ms"]
-        for name in ("ttft", "tpot")
-        if not math.isnan(row[f"{name}_limit_ms"]) and not math.isnan(row[f"{name}_ms"])
-    ]
-    return False, max(ratios, default=math.inf)
-
-
-def _why(row: dict[Hashable, Any]) -> str:
-    reason = str(row["stop_reason"])
-    if reason.endswith("_oom"):
-        lacking = format_number(-row["memory_left_gb"])
-        return f"out of memory by {lacking} GiB at the {row['stop_shape']}"
-    name = reason.removesuffix("_limit")
-    value, limit = (format_number(row[f"{name}{end}"]) for end in ("_ms", "_limit_ms"))
-    return f"{name.upper()} is {value} ms, over the limit of {limit} ms"
-
-
-def _table(title: str, rows: pd.DataFrame, columns: Iterable[str]) -> Table:
-    columns = list(columns)
-    table = Table(title=title, title_justify="left")
-    for name in columns:
-        numeric = pd.api.types.is_numeric_dtype(rows[name])
-        table.add_column(heading(name), justify="right" if numeric else "left")
-    for values in rows[columns].itertuples(index=False):
-        table.add_row(*(escape(format_cell(value)) for value in values))
-    return table
+def _table(title: str) -> Table:
+    return Table(
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        width=_WIDTH,
+        pad_edge=False,
+        collapse_padding=True,
+    )

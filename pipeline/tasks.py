@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from stages.plan import Plan, plan
 from stages.prefetch import prefetch
 from stages.replay import Replay
 from stages.runners.base import ModelRunner, RunnerSpec
+from stages.trace import best_index, trace
 
 Records = dict[ForwardShapeKey, ForwardLatencyRecord]
 
@@ -175,11 +176,15 @@ def replay_task(
 def aggregate_task(
     candidates: Sequence[Candidate], plans: Sequence[Plan], times: Sequence[Replay], prefetched: Prefetched
 ) -> list[CandidateResult]:
-    """Return the result of each candidate."""
-    return [
+    """Return the result of each candidate; the best of them with its trace."""
+    results = [
         aggregate(candidate, one, time, prefetched.records)
         for candidate, one, time in zip(candidates, plans, times, strict=True)
     ]
+    best = best_index(results)
+    if best is not None:
+        results[best] = replace(results[best], trace=trace(plans[best], times[best], prefetched.records))
+    return results
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,8 @@ def format_cell(value: object) -> str:
         return "-"
     if isinstance(value, float):
         return format_number(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
     return str(value)
 
 

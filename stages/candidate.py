@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from cache.errors import InvalidValueError
 from stages.parallelism import Parallelism
 from stages.workload import ChunkPlan, Engine, Workload, require_int
+
+if TYPE_CHECKING:
+    from stages.trace import Trace
 
 Mode = Literal["aggregated", "prefill", "decode"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -126,6 +129,8 @@ class CandidateResult:
         says nothing.
     bound_shares : mapping
         Share of the candidate's time per bound type.
+    trace : Trace or None
+        Where its time goes; only a sweep's best candidates have one.
     """
 
     ttft_ms: float | None
@@ -148,6 +153,7 @@ class CandidateResult:
     stop_shape: str | None = None
     source_shares: Mapping[str, float] = field(default_factory=dict)
     bound_shares: Mapping[str, float] = field(default_factory=dict)
+    trace: Trace | None = field(default=None, compare=False, repr=False)
 
     @property
     def feasible(self) -> bool:

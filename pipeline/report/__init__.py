@@ -1,0 +1,1 @@
+"""The report of a run: charts as plain figures, and the page, Markdown and comparison made of them."""
