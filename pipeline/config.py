@@ -9,60 +9,34 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, model_validator
 
 from cache.errors import ConfigError
+from pipeline.config_fields import (
+    Auto,
+    Count,
+    Milliseconds,
+    Name,
+    OneOrMore,
+    PositiveMilliseconds,
+    Rate,
+    Section,
+    word_or_values,
+)
+from pipeline.search_config import ConcurrencySection, ParallelismSearchSection, RatioSection
 from pipeline.yaml_file import load_yaml_mapping
 from stages.candidate import Mode
 from stages.runners.base import RunnerOptions
 from stages.runners.registry import runner_options
 from stages.speculation import DraftKind
 
-Item = TypeVar("Item")
 
+class ParallelismSection(Section):
+    """Sizes of the parallel groups, or what is searched for them."""
 
-def _as_list(value: Any) -> Any:
-    return value if isinstance(value, list) else [value]
-
-
-def _without_repeats(values: list[Item]) -> list[Item]:
-    for index, value in enumerate(values):
-        if value in values[:index]:
-            raise ValueError(f"{value!r} stands twice; name each value once")
-    return values
-
-
-OneOrMore = Annotated[
-    list[Item], BeforeValidator(_as_list), Field(min_length=1), AfterValidator(_without_repeats)
-]
-"""A scalar, or a list that is a dimension of the grid."""
-
-Name = Annotated[str, Field(min_length=1)]
-Count = Annotated[int, Field(gt=0)]
-Rate = Annotated[float, Field(ge=0, lt=1)]
-Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-PositiveMilliseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class ParallelismSection(_Section):
-    """Sizes of the parallel groups."""
-
+    search: ParallelismSearchSection | None = None
     tp: OneOrMore[Count] = [1]
     dp: OneOrMore[Count] = [1]
     pp: OneOrMore[Count] = [1]
@@ -70,8 +44,15 @@ class ParallelismSection(_Section):
     moe_tp: OneOrMore[Count] | None = None
     moe_dp: OneOrMore[Count] | None = None
 
+    @model_validator(mode="after")
+    def _search_or_sizes(self) -> ParallelismSection:
+        sizes = sorted(self.model_fields_set - {"search"})
+        if self.search is not None and sizes:
+            raise ValueError(f"search finds the sizes itself; leave out {', '.join(sizes)}, or search")
+        return self
 
-class BinSection(_Section):
+
+class BinSection(Section):
     """Prompts of `min_tokens` up to but without `max_tokens`, and their share of the requests."""
 
     min_tokens: int
@@ -79,7 +60,7 @@ class BinSection(_Section):
     weight: float
 
 
-class LengthsSection(_Section):
+class LengthsSection(Section):
     """How long prompts are, when they differ."""
 
     bins: list[BinSection]
@@ -95,7 +76,7 @@ PromptLength = Annotated[
 ]
 
 
-class ImageSection(_Section):
+class ImageSection(Section):
     """Images of each request: their size in pixels, and how many a forward pass has."""
 
     height: int
@@ -103,7 +84,7 @@ class ImageSection(_Section):
     batch_size: int | None = None
 
 
-class WorkloadSection(_Section):
+class WorkloadSection(Section):
     """Lengths of prompts and outputs, tokens, the share of the prompt that is cached, and images."""
 
     input_length: OneOrMore[PromptLength]
@@ -112,7 +93,7 @@ class WorkloadSection(_Section):
     image: OneOrMore[ImageSection | None] = [None]
 
 
-class SpeculationSection(_Section):
+class SpeculationSection(Section):
     """A draft model: how it drafts, tokens per block, and how many are accepted on average."""
 
     kind: DraftKind
@@ -120,31 +101,31 @@ class SpeculationSection(_Section):
     accepted_length: Annotated[float, Field(allow_inf_nan=False)]
 
 
-class EngineSection(_Section):
+class EngineSection(Section):
     """How the serving engine schedules and speculates."""
 
-    max_batched_tokens: OneOrMore[Count]
-    num_mtp_tokens: OneOrMore[Annotated[int, Field(ge=0)]] = [0]
+    max_batched_tokens: Annotated[
+        Annotated[Literal["auto", "search"], Tag("[word]")] | Annotated[OneOrMore[Count], Tag("[values]")],
+        Discriminator(word_or_values),
+    ]
+    num_mtp_tokens: Annotated[
+        Annotated[Auto, Tag("[word]")] | Annotated[OneOrMore[Annotated[int, Field(ge=0)]], Tag("[values]")],
+        Discriminator(word_or_values),
+    ] = [0]
     mtp_acceptance_rate: list[Annotated[float, Field(ge=0, le=1)]] = [0.9, 0.6, 0.4, 0.2]
     serving_cost_ms: OneOrMore[Milliseconds] = [0.0]
     scheduler: OneOrMore[Name] = ["decode_first_slack"]
     speculation: OneOrMore[SpeculationSection | None] = [None]
 
 
-class ConcurrencySection(_Section):
-    """Which loads are tried, in requests per replica."""
-
-    batch_sizes: OneOrMore[Count]
-
-
-class LimitsSection(_Section):
+class LimitsSection(Section):
     """Latency limits; prefill is held to the first, decode to the second, aggregated to both."""
 
     ttft_ms: PositiveMilliseconds | None = None
     tpot_ms: PositiveMilliseconds | None = None
 
 
-class SweepConfig(_Section):
+class SweepConfig(Section):
     """A sweep config file."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
@@ -153,6 +134,7 @@ class SweepConfig(_Section):
     devices: OneOrMore[Name]
     parallelism: OneOrMore[ParallelismSection] = [ParallelismSection()]
     modes: OneOrMore[Mode] = ["aggregated"]
+    ratio: RatioSection | None = None
     workloads: OneOrMore[WorkloadSection]
     engine: EngineSection
     concurrency: ConcurrencySection
@@ -160,12 +142,36 @@ class SweepConfig(_Section):
 
     @model_validator(mode="after")
     def _acceptance_covers_tokens(self) -> SweepConfig:
+        if self.engine.num_mtp_tokens == "auto":
+            return self
         most = max(self.engine.num_mtp_tokens)
         if len(self.engine.mtp_acceptance_rate) < most:
             raise ValueError(
                 f"engine.mtp_acceptance_rate has {len(self.engine.mtp_acceptance_rate)} rates but "
                 f"engine.num_mtp_tokens asks for {most}; give a rate for each token"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _limits_have_a_mode(self) -> SweepConfig:
+        for name, other in (("ttft_ms", "decode"), ("tpot_ms", "prefill")):
+            if getattr(self.limits, name) is not None and self.modes == [other]:
+                raise ValueError(
+                    f"limits.{name} is given, but the only mode is {other}, which it does not limit; "
+                    "leave it out, or add a mode"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _ratio_has_both_halves(self) -> SweepConfig:
+        if self.ratio is not None and not {"prefill", "decode"} <= set(self.modes):
+            raise ValueError("ratio pairs prefill with decode; set modes to [prefill, decode]")
+        for index, section in enumerate(self.parallelism):
+            if section.search is not None and section.search.num_devices is None and self.ratio is None:
+                raise ValueError(
+                    f"parallelism[{index}].search.num_devices is missing; only a ratio section can stand "
+                    "in for it"
+                )
         return self
 
     def as_json(self) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """The Dask graph of a sweep.
 
 Per cell: plan -> dedupe -> prefetch -> replay -> aggregate. Cells that differ only in model, device or limits
-share the plan and dedupe tasks. The prefetch tasks of one identity form a chain, so one writer per identity
-exists in a run and no shape is computed twice; different identities run in parallel.
+share the plan and dedupe tasks. A cell that searches is one task. The prefetch and search tasks of one
+identity form a chain, so one writer per identity exists in a run and no shape is computed twice; different
+identities run in parallel.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dask.delayed import Delayed, delayed
 
 from cache.identity import content_digest
 from pipeline.cells import Cell
+from pipeline.search_task import search_task, searched_counts
 from pipeline.tasks import (
     Places,
     aggregate_task,
@@ -26,7 +28,7 @@ from pipeline.tasks import (
 
 
 def build_graph(cells: Sequence[Cell], places: Places) -> list[tuple[Delayed, Delayed]]:
-    """Return, per cell, the tasks whose results are wanted: the aggregate and the prefetch's count.
+    """Return, per cell, the tasks whose results are wanted: the aggregate (or the search) and the counts.
 
     Task names start with the stage and end with the cell's index, which progress reads.
     """
@@ -34,6 +36,13 @@ def build_graph(cells: Sequence[Cell], places: Places) -> list[tuple[Delayed, De
     last: dict[str, Delayed] = {}
     wanted = []
     for cell in cells:
+        before = last.get(cell.identity.id)
+        if cell.search is not None:
+            searched = _task(search_task, f"search-{cell.index}", cell, cell.search, places, before)
+            done = _task(searched_counts, f"done-{cell.index}", searched)
+            last[cell.identity.id] = done
+            wanted.append((searched, done))
+            continue
         inputs = cell.plan_inputs()
         name = content_digest(repr(inputs))[:16]
         if name not in plans:
@@ -49,7 +58,7 @@ def build_graph(cells: Sequence[Cell], places: Places) -> list[tuple[Delayed, De
             planned,
             keys,
             places,
-            last.get(cell.identity.id),
+            before,
         )
         done = _task(done_task, f"done-{cell.index}", prefetched)
         last[cell.identity.id] = done

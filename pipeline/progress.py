@@ -9,7 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from pipeline.tasks import Prefetched
+from pipeline.evaluated import Searched
+from pipeline.tasks import PrefetchCounts, Prefetched
 
 
 class RunProgress:
@@ -64,20 +65,21 @@ class RunProgress:
     def task_started(self, name: str) -> None:
         """Take note of a task that starts."""
         stage, _, index = name.partition("-")
-        if stage == "prefetch":
+        if stage in ("prefetch", "search"):
             self._show(int(index))
 
     def task_done(self, name: str, result: Any) -> None:
         """Take note of a task that is done."""
         stage, _, index = name.partition("-")
-        if isinstance(result, Prefetched):
+        counts = result.counts if isinstance(result, Searched) else result
+        if isinstance(counts, Prefetched | PrefetchCounts) and stage != "done":
             with self._lock:
-                self.computed += result.computed
-                self.reused += len(result.records) - result.computed
-                self.stopped += result.stopped
+                self.computed += counts.computed
+                self.reused += len(counts.digests) - counts.computed
+                self.stopped += counts.stopped
                 self._live = max(self._live, self.computed)
             self._show(int(index))
-        elif stage == "aggregate":
+        if stage in ("aggregate", "search"):
             self._bar.advance(self._task)
 
     def _show(self, cell_index: int) -> None:

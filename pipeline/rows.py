@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
@@ -10,6 +11,7 @@ import pyarrow as pa
 
 from cache.shapes import BOUND_TYPES
 from pipeline.cells import Cell
+from pipeline.evaluated import Evaluated, SearchNote
 from stages.aggregate import UNKNOWN_SOURCE
 from stages.candidate import Candidate, CandidateResult
 from stages.speculation import Speculation
@@ -71,6 +73,9 @@ SCHEMA = pa.schema(
         ("decode_breakdown", pa.string()),
         *((f"{name}_share", pa.float64()) for name in BOUND_TYPES),
         *((f"{kind}_share", pa.float64()) for kind in SOURCE_KINDS),
+        ("visit", pa.int64()),
+        ("bisection_batch_size", pa.int64()),
+        ("bisection_loss", pa.float64()),
         ("identity", pa.string()),
     ]
 )
@@ -90,17 +95,15 @@ BEST_COLUMNS = [
 ]  # fmt: skip
 
 
-def result_rows(cells: Sequence[Cell], results: Sequence[Sequence[CandidateResult]]) -> pa.Table:
+def result_rows(cells: Sequence[Cell], evaluated: Sequence[Sequence[Evaluated]]) -> pa.Table:
     """Return the result table of a run, in the order of cells and candidates."""
-    rows = [
-        _row(cell, candidate, result)
-        for cell, cell_results in zip(cells, results, strict=True)
-        for candidate, result in zip(cell.candidates(), cell_results, strict=True)
-    ]
+    rows = [_row(cell, *one) for cell, cell_rows in zip(cells, evaluated, strict=True) for one in cell_rows]
     return pa.Table.from_pylist(rows, SCHEMA)
 
 
-def _row(cell: Cell, candidate: Candidate, result: CandidateResult) -> dict[str, Any]:
+def _row(
+    cell: Cell, candidate: Candidate, result: CandidateResult, note: SearchNote | None
+) -> dict[str, Any]:
     engine, workload = candidate.engine, candidate.workload
     row: dict[str, Any] = {
         "cell": cell.index,
@@ -131,6 +134,8 @@ def _row(cell: Cell, candidate: Candidate, result: CandidateResult) -> dict[str,
     for name in SCHEMA.names:
         if name not in row and hasattr(result, name):
             row[name] = getattr(result, name)
+    if note is not None:
+        row |= asdict(note)
     row |= {f"{name}_share": result.bound_shares.get(name) for name in BOUND_TYPES}
     row |= {f"{kind}_share": result.source_shares.get(kind, 0.0) for kind in SOURCE_KINDS}
     return row

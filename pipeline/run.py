@@ -23,6 +23,7 @@ from cache.identity import TableIdentity
 from cache.store import default_tables_dir
 from pipeline.cells import Cell, expand
 from pipeline.config import LoadedConfig
+from pipeline.evaluated import Evaluated, evaluated_rows
 from pipeline.execute import compute, original_error
 from pipeline.graph import build_graph
 from pipeline.outputs import (
@@ -136,8 +137,8 @@ def run_sweep(loaded: LoadedConfig, options: RunOptions, console: Console) -> Sw
     _open_tables(cells, places)
     folder = OutputFolder(options.out, run, force=options.force)
     with _LogTo(options.out / LOG_NAME):
-        results, counts = _execute(cells, options, places, watch, console)
-        table = result_rows(cells, results)
+        evaluated, counts = _execute(cells, options, places, watch, console)
+        table = result_rows(cells, evaluated)
         frame = table.to_pandas()
         traces = best_traces(frame, list(itertools.chain.from_iterable(results)))
         facts = RunFacts(run, config, versions(), _tables(cells, counts), traces)
@@ -161,7 +162,7 @@ def _open_tables(cells: Sequence[Cell], places: Places) -> None:
 
 def _execute(
     cells: Sequence[Cell], options: RunOptions, places: Places, watch: Watch, console: Console
-) -> tuple[list[list[CandidateResult]], list[PrefetchCounts]]:
+) -> tuple[list[tuple[Evaluated, ...]], list[PrefetchCounts]]:
     jobs = options.jobs or os.cpu_count() or 1
     _log.info("run on %s: %s, %d jobs, tables %s", platform.node(), options.scheduler, jobs, places.tables)
     started_s = time.monotonic()
@@ -171,8 +172,9 @@ def _execute(
     def done(name: str, result: Any) -> None:
         progress.task_done(name, result)
         stage, _, index = name.partition("-")
-        if stage == "aggregate":
-            _log_cell(cells[int(index)], result)
+        if stage in ("aggregate", "search"):
+            cell = cells[int(index)]
+            _log_cell(cell, [one.result for one in evaluated_rows(cell, result)])
 
     try:
         with progress:
@@ -186,7 +188,8 @@ def _execute(
             raise original from None
         raise
     _log.info("%d cells in %.2f s", len(cells), time.monotonic() - started_s)
-    return [results for results, _ in pairs], [counts for _, counts in pairs]
+    evaluated = [evaluated_rows(cell, found) for cell, (found, _) in zip(cells, pairs, strict=True)]
+    return evaluated, [counts for _, counts in pairs]
 
 
 def _log_cell(cell: Cell, results: Sequence[CandidateResult]) -> None:

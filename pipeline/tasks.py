@@ -140,6 +140,20 @@ def prefetch_task(
     """
     _check_stop()
     session = open_session(places.tables, identity)
+    table = cell_table(cell_index, spec, identity, session)
+    with session.writer:
+        records = prefetch(table, (one.keys for one in plans))
+    stopped = sum(
+        1 for one in plans if any(key in records and records[key].out_of_memory for key in one.keys)
+    )
+    digests = frozenset(session.digest(key) for key in records)
+    return Prefetched(records, digests, table.forward_calls, stopped)
+
+
+def cell_table(
+    cell_index: int, spec: RunnerSpec, identity: TableIdentity, session: TableSession
+) -> ForwardLatencyTable:
+    """Return a table that computes what `session` lacks and adds it there."""
     runner: ModelRunner | None = None
 
     def forward(key: ForwardShapeKey) -> ForwardLatencyRecord:
@@ -153,14 +167,7 @@ def prefetch_task(
         session.add(key, record, call_s)
         _watch.computed(cell_index)
 
-    table = ForwardLatencyTable(forward, session, computed)
-    with session.writer:
-        records = prefetch(table, (one.keys for one in plans))
-    stopped = sum(
-        1 for one in plans if any(key in records and records[key].out_of_memory for key in one.keys)
-    )
-    digests = frozenset(session.digest(key) for key in records)
-    return Prefetched(records, digests, table.forward_calls, stopped)
+    return ForwardLatencyTable(forward, session, computed)
 
 
 def replay_task(

@@ -1,0 +1,69 @@
+"""The sections of a sweep config that ask for a search."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from pipeline.config_fields import Count, Milliseconds, OneOrMore, Section, Sizes
+from stages.search import Strategy
+
+
+class ParallelismSearchSection(Section):
+    """Which parallel sizes are tried on a number of devices; dp follows from them."""
+
+    num_devices: OneOrMore[Count] | None = None
+    tp_sizes: Sizes = "auto"
+    ep_sizes: Sizes = "auto"
+    moe_dp_sizes: Sizes = [1]
+    max_combinations: Count = 100
+
+
+class ConcurrencySection(Section):
+    """Which loads are tried, in requests per replica: a list, or a search."""
+
+    batch_sizes: OneOrMore[Count] | None = None
+    search: Strategy | None = None
+    range: list[Count] | None = None
+
+    @model_validator(mode="after")
+    def _list_or_search(self) -> ConcurrencySection:
+        if (self.batch_sizes is None) == (self.search is None):
+            raise ValueError("give either batch_sizes or search")
+        if self.range is not None and self.search is None:
+            raise ValueError("range belongs to a search; leave it out, or name a search")
+        if self.range is not None and len(self.range) != 2:
+            raise ValueError(f"range is {self.range}; give the smallest and the largest batch size")
+        if self.range is not None and self.range[0] > self.range[1]:
+            raise ValueError(f"range is {self.range}, which is reversed; give the smaller size first")
+        if self.search == "bisect" and self.range is None:
+            raise ValueError("the search bisect has no range; give one, such as [1, 256]")
+        return self
+
+
+class KvTransferSection(Section):
+    """The link over which a prefill instance hands the KV cache of its prompts to decode.
+
+    Without a bandwidth and a latency the transfer takes no time.
+    """
+
+    bandwidth_gb_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    latency_ms: Milliseconds = 0.0
+    bytes_per_token: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    overlapped: bool = False
+
+    @model_validator(mode="after")
+    def _bytes_have_a_link(self) -> KvTransferSection:
+        if (self.bandwidth_gb_per_s is None) != (self.bytes_per_token is None):
+            raise ValueError("bandwidth_gb_per_s and bytes_per_token belong together; give both, or neither")
+        return self
+
+
+class RatioSection(Section):
+    """Prefill and decode instances of their own sizes, and how many of each share the devices."""
+
+    prefill_devices: Count
+    decode_devices: Count
+    total_devices: Count | None = None
+    kv_transfer: KvTransferSection = KvTransferSection()

@@ -1,0 +1,116 @@
+"""The task of a cell that searches: it walks the stages candidate by candidate, as the search asks.
+
+What is visited next depends on what was found, so there is no plan of the whole cell beforehand; the stage
+functions and the table are those of the other tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache, partial
+
+from cache.shapes import ForwardShapeKey
+from cache.table import ForwardLatencyTable
+from pipeline.cell_search import CellSearch
+from pipeline.cells import Cell, plan_input
+from pipeline.evaluated import Evaluated, Searched, SearchNote
+from pipeline.tasks import (
+    Places,
+    PrefetchCounts,
+    Prefetched,
+    aggregate_task,
+    cell_table,
+    open_session,
+    plan_task,
+    replay_task,
+)
+from stages.candidate import Candidate, CandidateResult
+from stages.plan import Plan
+from stages.prefetch import prefetch
+from stages.search import Found, listed, search
+from stages.search_estimate import LatencyLimits
+from stages.workload import Engine
+
+
+def search_task(cell: Cell, wanted: CellSearch, places: Places, _after: object = None) -> Searched:
+    """Search a cell; new records are published before this returns.
+
+    `_after` is what came before on the same identity: one writer at a time.
+    """
+    session = open_session(places.tables, cell.identity)
+    walk = _Walk(cell_table(cell.index, cell.spec, cell.identity, session), places)
+    rows: list[Evaluated] = []
+    visits = 0
+    with session.writer:
+        for budget in wanted.budgets:
+            make = partial(_candidate, cell, replace(cell.engine, max_batched_tokens=budget))
+            found = _found(wanted, cell, partial(walk.result, make))
+            rows += _rows(found, make, visits)
+            visits += len(found.visited)
+            if found.results[found.visited[0]].stop_reason != "prefill_oom":
+                break
+    digests = frozenset(session.digest(key) for key in walk.used)
+    counts = PrefetchCounts(digests, walk.table.forward_calls, walk.stopped)
+    return Searched(tuple(rows), counts)
+
+
+class _Walk:
+    """Takes candidates through the stages one by one, and keeps count."""
+
+    def __init__(self, table: ForwardLatencyTable, places: Places) -> None:
+        self.table = table
+        self.used: dict[ForwardShapeKey, None] = {}
+        self.stopped = 0
+        self._places = places
+
+    def result(self, make: Callable[[int], Candidate], batch_size: int) -> CandidateResult:
+        """Return the result of one batch size."""
+        candidate = make(batch_size)
+        plans = [_planned(plan_input(candidate), self._places)]
+        records = prefetch(self.table, [plans[0].keys])
+        self.used.update(dict.fromkeys(records))
+        known = Prefetched(records, frozenset(), 0, 0)
+        times = replay_task([candidate], plans, known, self._places)
+        result = aggregate_task([candidate], plans, times, known)[0]
+        self.stopped += result.out_of_memory
+        return result
+
+
+def searched_counts(searched: Searched) -> PrefetchCounts:
+    """Return the counts of a search, which the next task of the identity waits for."""
+    return searched.counts
+
+
+def _candidate(cell: Cell, engine: Engine, batch_size: int) -> Candidate:
+    return cell.candidate(batch_size, engine)
+
+
+def _found(wanted: CellSearch, cell: Cell, evaluate: Callable[[int], CandidateResult]) -> Found:
+    if wanted.strategy is None:
+        return listed(evaluate, wanted.batch_sizes)
+    return search(
+        wanted.strategy,
+        evaluate,
+        wanted.bounds,
+        LatencyLimits(cell.ttft_limit_ms, cell.tpot_limit_ms),
+        memory_grows=cell.mode != "prefill",
+    )
+
+
+def _rows(found: Found, make: Callable[[int], Candidate], visits_before: int) -> list[Evaluated]:
+    places = {size: visits_before + place for place, size in enumerate(found.visited, start=1)}
+    best = found.best if found.bisection is not None else None
+    rows = []
+    for size in found.rows:
+        note = SearchNote(places[size])
+        if size == best and found.bisection is not None:
+            note = SearchNote(places[size], found.bisection.best, found.bisection.loss)
+        rows.append(Evaluated(make(size), found.results[size], note))
+    return rows
+
+
+@lru_cache(maxsize=4096)
+def _planned(candidate: Candidate, places: Places) -> Plan:
+    """Return a plan; cells of one process that differ in no input of it share it."""
+    return plan_task([candidate], places)[0]
