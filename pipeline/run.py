@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import logging
 import os
 import platform
@@ -140,7 +139,7 @@ def run_sweep(loaded: LoadedConfig, options: RunOptions, console: Console) -> Sw
         evaluated, counts = _execute(cells, options, places, watch, console)
         table = result_rows(cells, evaluated)
         frame = table.to_pandas()
-        traces = best_traces(frame, list(itertools.chain.from_iterable(results)))
+        traces = best_traces(frame, [one.result for rows in evaluated for one in rows])
         facts = RunFacts(run, config, versions(), _tables(cells, counts), traces)
         files = {RESULTS_NAME: results_file(table, facts), BEST_NAME: best_file(frame)}
         files[REPORT_NAME] = report_page(SavedRun(frame, facts))

@@ -22,6 +22,7 @@ from pipeline.pareto_text import pareto_chart
 from pipeline.ratios import run_ratios
 from pipeline.rows import WORKLOAD_COLUMNS, ranked
 from pipeline.run import SweepRun
+from pipeline.search_summary import print_missed
 from pipeline.units import format_cell, format_number, heading
 from stages.candidate import MODES
 
@@ -48,6 +49,7 @@ def print_summary(run: SweepRun, console: Console) -> None:
         _print_ratios(frame, console)
         for line in pareto_chart(frame, _WIDTH):
             console.print(escape(line), soft_wrap=True)
+        print_missed(frame, console)
     counts = run.counts
     console.print(
         f"Shapes: {counts.needed:,} needed, {counts.reused:,} reused, {counts.computed:,} computed; "

@@ -265,6 +265,8 @@ def _check_experts(spec: RooflineSpec) -> None:
     if experts is None:
         if sizes.ep > 1:
             raise ConfigError(f"ep is {sizes.ep}, but {name} has no experts to spread; set ep to 1.")
+        if sizes.moe_dp is not None and sizes.moe_dp > 1:
+            raise ConfigError(f"moe_dp is {sizes.moe_dp}, but {name} has no experts; set moe_dp to 1.")
         return
     if experts.num_experts % sizes.ep:
         raise ConfigError(
