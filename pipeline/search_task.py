@@ -19,17 +19,21 @@ from pipeline.tasks import (
     Places,
     PrefetchCounts,
     Prefetched,
-    aggregate_task,
+    Records,
     cell_table,
+    check_stop,
     open_session,
     plan_task,
     replay_task,
 )
+from stages.aggregate import aggregate
 from stages.candidate import Candidate, CandidateResult
 from stages.plan import Plan
 from stages.prefetch import prefetch
+from stages.replay import Replay
 from stages.search import Found, listed, search
 from stages.search_estimate import LatencyLimits
+from stages.trace import best_index, trace
 from stages.workload import Engine
 
 
@@ -50,6 +54,9 @@ def search_task(cell: Cell, wanted: CellSearch, places: Places, _after: object =
             visits += len(found.visited)
             if found.results[found.visited[0]].stop_reason != "prefill_oom":
                 break
+    best = best_index([one.result for one in rows])
+    if best is not None:
+        rows[best] = rows[best]._replace(result=walk.traced(rows[best].candidate))
     digests = frozenset(session.digest(key) for key in walk.used)
     counts = PrefetchCounts(digests, walk.table.forward_calls, walk.stopped)
     return Searched(tuple(rows), counts)
@@ -67,14 +74,23 @@ class _Walk:
     def result(self, make: Callable[[int], Candidate], batch_size: int) -> CandidateResult:
         """Return the result of one batch size."""
         candidate = make(batch_size)
-        plans = [_planned(plan_input(candidate), self._places)]
-        records = prefetch(self.table, [plans[0].keys])
+        plan, times, records = self._walked(candidate)
         self.used.update(dict.fromkeys(records))
-        known = Prefetched(records, frozenset(), 0, 0)
-        times = replay_task([candidate], plans, known, self._places)
-        result = aggregate_task([candidate], plans, times, known)[0]
+        result = aggregate(candidate, plan, times, records)
         self.stopped += result.out_of_memory
         return result
+
+    def traced(self, candidate: Candidate) -> CandidateResult:
+        """Return the result of a candidate with its trace, as the best one of a cell has it."""
+        plan, times, records = self._walked(candidate)
+        return replace(aggregate(candidate, plan, times, records), trace=trace(plan, times, records))
+
+    def _walked(self, candidate: Candidate) -> tuple[Plan, Replay, Records]:
+        check_stop()
+        plan = _planned(plan_input(candidate), self._places)
+        records = prefetch(self.table, [plan.keys])
+        known = Prefetched(records, frozenset(), 0, 0)
+        return plan, replay_task([candidate], [plan], known, self._places)[0], records
 
 
 def searched_counts(searched: Searched) -> PrefetchCounts:

@@ -99,7 +99,14 @@ class StoppedError(Exception):
 _watch = Watch()
 
 
-def _check_stop() -> None:
+def check_stop() -> None:
+    """End the task when the run has been stopped.
+
+    Raises
+    ------
+    StoppedError
+        When it has.
+    """
     if _watch.stop.is_set():
         raise StoppedError("interrupted")
 
@@ -114,7 +121,7 @@ def start_run(watch: Watch) -> None:
 
 def plan_task(candidates: Sequence[Candidate], places: Places) -> list[Plan]:
     """Return the plan of each candidate, from the memo where that is quicker."""
-    _check_stop()
+    check_stop()
     if sum(_literal_steps(candidate) for candidate in candidates) < MEMOIZE_FROM_STEPS:
         return _plan_all(candidates)
     return _memo(places.memo).call(_plan_all, tuple(candidates))
@@ -138,7 +145,7 @@ def prefetch_task(
 
     `_after` is the prefetch of the same identity that came before: one writer at a time.
     """
-    _check_stop()
+    check_stop()
     session = open_session(places.tables, identity)
     table = cell_table(cell_index, spec, identity, session)
     with session.writer:
@@ -158,7 +165,7 @@ def cell_table(
 
     def forward(key: ForwardShapeKey) -> ForwardLatencyRecord:
         nonlocal runner
-        _check_stop()
+        check_stop()
         if runner is None:  # A cell whose shapes are all known imports no runner.
             runner = _runner(spec, identity)
         return runner.forward(key)
@@ -174,7 +181,7 @@ def replay_task(
     candidates: Sequence[Candidate], plans: Sequence[Plan], prefetched: Prefetched, places: Places
 ) -> list[Replay]:
     """Return the times of each candidate's plan, from the memo where that is quicker."""
-    _check_stop()
+    check_stop()
     if sum(len(one.schedule.run_steps) for one in plans) < MEMOIZE_FROM_RUNS:
         return _replay_all(candidates, plans, prefetched.records)
     return _memo(places.memo).call(_replay_all, tuple(candidates), list(plans), prefetched.records)
