@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -19,6 +20,10 @@ from cache.errors import StoreError
 
 class ReadOnlyError(StoreError):
     """The folder can be read but not written."""
+
+
+class UnreachableError(StoreError):
+    """The server that holds the folder does not answer."""
 
 
 class Folder(ABC):
@@ -73,6 +78,20 @@ class Folder(ABC):
     def delete_folder(self) -> None:
         """Delete the folder with all that is in it."""
 
+    @abstractmethod
+    def sizes(self) -> dict[str, int]:
+        """Return the size of each file of `names()`, bytes."""
+
+    @abstractmethod
+    def sweep(self) -> None:
+        """Delete unfinished files that a dead process left, where there can be any."""
+
+
+_PUBLISH_ATTEMPTS = 20
+
+_STALE_S = 24 * 3600
+"""An unfinished file of this age belongs to no living process."""
+
 
 class LocalFolder(Folder):
     """A folder on disk."""
@@ -108,22 +127,57 @@ class LocalFolder(Folder):
         with _mapped(self, "read"):
             return (self.path / name).read_bytes()
 
+    def sizes(self) -> dict[str, int]:
+        """Return the size of each file."""
+        found = {}
+        for name in self.names():
+            with suppress(OSError):
+                found[name] = (self.path / name).stat().st_size
+        return found
+
     def publish(self, name: str, data: bytes) -> None:
         """Write under a temporary name, fsync, rename, fsync the folder."""
         with _mapped(self, "write"):
-            self.path.mkdir(parents=True, exist_ok=True)
-            temporary = self.path / f".{uuid.uuid4().hex}.tmp"
-            try:
-                with temporary.open("xb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                temporary.replace(self.path / name)
-            except BaseException:
-                with suppress(OSError):
-                    temporary.unlink()
-                raise
-            _fsync_folder(self.path)
+            for attempt in range(_PUBLISH_ATTEMPTS):
+                try:
+                    self._publish(name, data)
+                except FileNotFoundError:
+                    if attempt == _PUBLISH_ATTEMPTS - 1:
+                        raise StoreError(
+                            f"The table folder {self} is deleted again and again while it is written; "
+                            "choose another with --tables."
+                        ) from None
+                else:
+                    return
+
+    def _publish(self, name: str, data: bytes) -> None:
+        """Publish once.
+
+        Raises
+        ------
+        FileNotFoundError
+            When somebody deletes the folder meanwhile.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        temporary = self.path / f".{uuid.uuid4().hex}.tmp"
+        try:
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path / name)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+        _fsync_folder(self.path)
+
+    def sweep(self) -> None:
+        """Delete unfinished files that a dead process left."""
+        with suppress(OSError):
+            for path in self.path.glob(".*.tmp"):
+                if time.time() - path.stat().st_mtime > _STALE_S:
+                    path.unlink()
 
     def set_aside(self, name: str, into: str) -> None:
         """Move a file into the child folder `into`, under a name that is free there."""
@@ -145,9 +199,8 @@ class LocalFolder(Folder):
         with _mapped(self, "write"):
             for child in self.child_names():
                 self.child(child).delete_folder()
-            with os.scandir(self.path) as entries:
-                for entry in entries:
-                    Path(entry.path).unlink()
+            for path in list(self.path.iterdir()):
+                path.unlink(missing_ok=True)
             self.path.rmdir()
 
 
@@ -172,7 +225,7 @@ def _mapped(folder: Folder, verb: str) -> Iterator[None]:
     except OSError as error:
         if verb == "write" and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise ReadOnlyError(f"The table folder {folder} is read-only ({error.strerror}).") from error
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise StoreError(
                 f"The disk of the table folder {folder} is full; records computed so far are kept: "
                 "make room and run again."

@@ -62,6 +62,10 @@ _IDENTITY_KEY = b"shapecast.identity"
 _LABEL_KEY = b"shapecast.label"
 
 
+KeyRow = tuple[Any, ...]
+"""A key as it stands in a row: the values of `KEY_COLUMNS`."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
     """A record with its key and its provenance.
@@ -179,7 +183,7 @@ def records_of(table: pa.Table) -> Iterable[tuple[ForwardShapeKey, ForwardLatenc
         yield key_of([row[name] for name in KEY_COLUMNS]), record_of(row)
 
 
-def key_values(key: ForwardShapeKey) -> tuple[Any, ...]:
+def key_values(key: ForwardShapeKey) -> KeyRow:
     """Return a key as the values of `KEY_COLUMNS`; segments are text, `query_len seq_len requests, ...`."""
     values = [getattr(key, name) for name in KEY_COLUMNS]
     if key.segments is not None:
@@ -250,9 +254,14 @@ def parse_identity_file(data: bytes, source: str) -> TableIdentity:
 
 
 def record_digest_text(key: ForwardShapeKey, record: ForwardLatencyRecord) -> str:
-    """Return the canonical text of a record with its key, which record digests are made of."""
+    """Return the canonical text of a record with its key, which record digests are made of.
+
+    Breakdowns stand as a list, because their order says which estimator speaks for the record.
+    """
     values = key_values(key)
-    return canonical_json([values if key.segments is not None else values[:-1], record.as_json()])
+    content = record.as_json()
+    content["breakdowns"] = list(content["breakdowns"].items())
+    return canonical_json([values if key.segments is not None else values[:-1], content])
 
 
 def _first_line(error: BaseException) -> str:

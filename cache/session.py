@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterator, Mapping
 
-from cache.schema import record_digest_text
+from cache.folder import UnreachableError
+from cache.schema import KeyRow, key_values, record_digest_text
 from cache.shapes import ForwardLatencyRecord, ForwardShapeKey
-from cache.store import RecordWriter, StoredTable
+from cache.store import StoredTable, StoreWarning
 from cache.view import TableView
+from cache.writer import RecordWriter
 
 
 class TableSession(Mapping[ForwardShapeKey, ForwardLatencyRecord]):
@@ -20,23 +23,47 @@ class TableSession(Mapping[ForwardShapeKey, ForwardLatencyRecord]):
     ----------
     table : StoredTable
         Where records are kept.
+    spool : StoredTable, optional
+        Where they are kept while the server of a remote table cannot be reached.
     """
 
-    def __init__(self, table: StoredTable) -> None:
+    def __init__(self, table: StoredTable, spool: StoredTable | None = None) -> None:
         self._table = table
-        self._view = TableView([])
+        self._view: TableView | None = None
         self._fresh: dict[ForwardShapeKey, ForwardLatencyRecord] = {}
         self._digests: dict[ForwardShapeKey, bytes] = {}
-        self.writer = RecordWriter(table)
+        self._stale = False
+        self.writer = RecordWriter(table, spool)
+
+    @property
+    def view(self) -> TableView:
+        """What is stored, as of the last refresh."""
+        return self._view if self._view is not None else TableView([])
 
     def refresh(self) -> None:
-        """Take in what other processes have published since."""
-        self._view = self._table.load(self._view)
+        """Take in what other processes have published since.
+
+        A server that drops out after the first time is no reason to stop: at worst, what others publish
+        meanwhile is computed twice.
+        """
+        if self._stale:
+            return
+        try:
+            self._view = self._table.load(self._view)
+        except UnreachableError as error:
+            if self._view is None:
+                raise
+            self._stale = True
+            warnings.warn(f"{error} The run goes on with what it knows.", StoreWarning, stacklevel=2)
 
     def add(self, key: ForwardShapeKey, record: ForwardLatencyRecord, call_s: float) -> None:
         """Take a record that has just been computed here."""
         self._fresh[key] = record
         self.writer.add(key, record, call_s)
+
+    def close(self) -> None:
+        """Publish what is not published yet, or not any more."""
+        self.writer.close()
 
     def digest(self, key: ForwardShapeKey) -> bytes:
         """Return the SHA-256 of a known record with its key."""
@@ -45,16 +72,21 @@ class TableSession(Mapping[ForwardShapeKey, ForwardLatencyRecord]):
             digest = self._digests[key] = hashlib.sha256(record_digest_text(key, self[key]).encode()).digest()
         return digest
 
+    def out_of_memory_rows(self) -> dict[KeyRow, bool]:
+        """Return, for the row of each known key, whether its record is out of memory."""
+        fresh = {key_values(key): record.out_of_memory for key, record in self._fresh.items()}
+        return self.view.out_of_memory_rows() | fresh
+
     def __getitem__(self, key: ForwardShapeKey) -> ForwardLatencyRecord:
         record = self._fresh.get(key)
-        return self._view[key] if record is None else record
+        return self.view[key] if record is None else record
 
     def __contains__(self, key: object) -> bool:
-        return key in self._fresh or key in self._view
+        return key in self._fresh or key in self.view
 
     def __iter__(self) -> Iterator[ForwardShapeKey]:
         yield from self._fresh
-        yield from (key for key in self._view if key not in self._fresh)
+        yield from (key for key in self.view if key not in self._fresh)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -3,6 +3,7 @@
     ROOT/<identity id>/identity.json            what the table holds, readable
     ROOT/<identity id>/part-<sha256>.parquet    immutable; named by the digest of its bytes
     ROOT/<identity id>/quarantine/              files that could not be trusted
+    ROOT/<identity id>/runner.json, last-used   notes: how to compute again, when last used
 
 A part file is published whole, and its name proves its content at every read.
 """
@@ -11,9 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 import warnings
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
@@ -30,16 +30,16 @@ from cache.schema import (
     parse_identity_file,
     rows_table,
 )
-from cache.shapes import ForwardLatencyRecord, ForwardShapeKey
 from cache.view import Part, TableView
 
 TABLES_VARIABLE = "SHAPECAST_TABLES"
 IDENTITY_NAME = "identity.json"
+RUNNER_NAME = "runner.json"
+LAST_USED_NAME = "last-used"
 QUARANTINE_NAME = "quarantine"
 
-FLUSH_RECORDS = 256
-FLUSH_S = 2.0
-"""A writer holds back at most so many records, or so much work, before it publishes them."""
+_NOTES = (RUNNER_NAME, LAST_USED_NAME)
+"""Files beside the records that no record depends on."""
 
 _READ_ATTEMPTS = 20
 
@@ -48,12 +48,29 @@ class StoreWarning(UserWarning):
     """Something in a store could not be used; the run goes on without it."""
 
 
-def default_tables_dir() -> Path:
+def user_cache_dir() -> Path:
+    """Return the folder for what shapecast keeps for this user on this machine."""
+    return Path(platformdirs.user_cache_dir("shapecast", appauthor=False))
+
+
+def default_tables_root() -> str:
     """Return the store that is used when none is named: $SHAPECAST_TABLES, or the user's cache folder."""
-    named = os.environ.get(TABLES_VARIABLE)
-    if named:
-        return Path(named)
-    return Path(platformdirs.user_cache_dir("shapecast", appauthor=False)) / "tables"
+    return os.environ.get(TABLES_VARIABLE) or str(user_cache_dir() / "tables")
+
+
+def open_folder(root: Path | str) -> Folder:
+    """Return the folder at a path or URL.
+
+    Raises
+    ------
+    ShapecastError
+        When a URL cannot be used: its kind is unknown, or it has a password in it.
+    """
+    if "://" not in str(root):
+        return LocalFolder(Path(root))
+    from cache.remote import remote_folder
+
+    return remote_folder(str(root))
 
 
 class ShapeStore:
@@ -62,11 +79,11 @@ class ShapeStore:
     Parameters
     ----------
     root : Path, str or Folder
-        Where the tables are; need not exist yet.
+        Where the tables are, a path or URL; need not exist yet.
     """
 
     def __init__(self, root: Path | str | Folder) -> None:
-        self.root = root if isinstance(root, Folder) else LocalFolder(Path(root))
+        self.root = root if isinstance(root, Folder) else open_folder(root)
 
     def table(self, identity: TableIdentity) -> StoredTable:
         """Return the table of an identity, whether or not it has records."""
@@ -74,7 +91,7 @@ class ShapeStore:
 
     def ids(self) -> list[str]:
         """Return the ids of all tables, sorted."""
-        return [name for name in self.root.child_names() if len(name) == 64]
+        return [name for name in self.root.child_names() if is_table_id(name)]
 
     def open(self, table_id: str) -> StoredTable:
         """Return a table by its id.
@@ -82,14 +99,44 @@ class ShapeStore:
         Raises
         ------
         StoreError
-            When its identity file is missing or does not match.
+            When nothing in its folder tells its identity.
         """
         folder = self.root.child(table_id)
         try:
             data = folder.read(IDENTITY_NAME)
-        except FileNotFoundError as error:
-            raise StoreError(f"{folder} has no {IDENTITY_NAME}, so it is no table.") from error
+        except FileNotFoundError:
+            return StoredTable(folder, self._identity_of_parts(folder))
         return StoredTable(folder, parse_identity_file(data, f"{folder}/{IDENTITY_NAME}"))
+
+    def _identity_of_parts(self, folder: Folder) -> TableIdentity:
+        """Return the identity in the first readable part: each carries it."""
+        for name in filter(is_part_name, folder.names()):
+            try:
+                return decode_table(folder.read(name), f"{folder}/{name}")[1]
+            except SchemaError:
+                raise
+            except (StoreError, FileNotFoundError):
+                continue
+        raise StoreError(f"{folder} has no {IDENTITY_NAME} and no readable part file, so it is no table.")
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What is in a table's folder, found without changing anything.
+
+    Attributes
+    ----------
+    parts : list of Part
+        The part files that can be trusted.
+    problems : list of str
+        A sentence for each file that cannot.
+    quarantined : list of str
+        Names of the files that were set aside earlier.
+    """
+
+    parts: list[Part]
+    problems: list[str]
+    quarantined: list[str]
 
 
 class StoredTable:
@@ -103,7 +150,7 @@ class StoredTable:
         """Return the names of the part files."""
         return [name for name in self.folder.names() if is_part_name(name)]
 
-    def load(self, seen: TableView | None = None) -> TableView:
+    def load(self, seen: TableView | None = None, *, tidy: bool = True) -> TableView:
         """Return all records.
 
         A file that cannot be trusted is set aside under `quarantine/` with a warning.
@@ -112,6 +159,8 @@ class StoredTable:
         ----------
         seen : TableView, optional
             An earlier answer; its files are immutable and so not read again.
+        tidy : bool
+            Whether such a file is set aside, or only ignored with a warning.
 
         Raises
         ------
@@ -122,17 +171,32 @@ class StoredTable:
         """
         for _ in range(_READ_ATTEMPTS):
             try:
-                return self._load(seen)
+                return self._load(seen, tidy)
             except FileNotFoundError:
                 continue  # A compaction has just replaced files that were listed; list again.
         raise StoreError(f"The files of {self.folder} change faster than they can be read; run again.")
 
-    def _load(self, seen: TableView | None) -> TableView:
+    def examine(self) -> Examination:
+        """Return what is in the folder, without setting anything aside."""
+        parts, problems = [], []
+        for name in self.folder.names():
+            try:
+                if name == IDENTITY_NAME:
+                    parse_identity_file(self.folder.read(name), self._source(name))
+                elif name not in _NOTES:
+                    parts.append(Part(self._source(name), self.read_part(name)))
+            except FileNotFoundError:
+                continue  # Another run has compacted it.
+            except StoreError as error:
+                problems.append(str(error))
+        return Examination(parts, problems, self.folder.child(QUARANTINE_NAME).names())
+
+    def _load(self, seen: TableView | None, tidy: bool) -> TableView:
         known = {part.source for part in seen.parts} if seen is not None else set()
-        new = [name for name in self._data_names() if self._source(name) not in known]
+        new = [name for name in self._data_names(tidy) if self._source(name) not in known]
         if seen is not None and not new:
             return seen
-        return TableView([part for name in new if (part := self._trusted(name))], seen)
+        return TableView([part for name in new if (part := self._trusted(name, tidy))], seen)
 
     def _source(self, name: str) -> str:
         return f"{self.folder}/{name}"
@@ -169,13 +233,13 @@ class StoredTable:
         self.folder.publish(name, data)
         return name
 
-    def _data_names(self) -> list[str]:
+    def _data_names(self, tidy: bool) -> list[str]:
         names = self.folder.names()
         if IDENTITY_NAME in names:
-            self._check_identity_file()
-        return [name for name in names if name != IDENTITY_NAME]
+            self._check_identity_file(tidy)
+        return [name for name in names if name != IDENTITY_NAME and name not in _NOTES]
 
-    def _check_identity_file(self) -> None:
+    def _check_identity_file(self, tidy: bool) -> None:
         source = self._source(IDENTITY_NAME)
         try:
             parse_identity_file(self.folder.read(IDENTITY_NAME), source)
@@ -183,71 +247,27 @@ class StoredTable:
             raise
         except StoreError as error:
             # The parts carry the identity as well, so the next write restores this file.
-            self._set_aside(IDENTITY_NAME, error)
+            self._set_aside(IDENTITY_NAME, error, tidy)
 
-    def _trusted(self, name: str) -> Part | None:
+    def _trusted(self, name: str, tidy: bool) -> Part | None:
         try:
             return Part(self._source(name), self.read_part(name))
         except SchemaError:
             raise
         except StoreError as error:
-            self._set_aside(name, error)
+            self._set_aside(name, error, tidy)
             return None
 
-    def _set_aside(self, name: str, error: StoreError) -> None:
-        done = f"it is set aside under {QUARANTINE_NAME}/"
+    def _set_aside(self, name: str, error: StoreError, tidy: bool) -> None:
+        done = f"it is set aside under {QUARANTINE_NAME}/" if tidy else "it is ignored"
         try:
-            self.folder.set_aside(name, QUARANTINE_NAME)
+            if tidy:
+                self.folder.set_aside(name, QUARANTINE_NAME)
         except FileNotFoundError:
             return  # Another run has set it aside.
         except ReadOnlyError:
             done = "it is ignored"
         warnings.warn(f"{error} So {done}, and its shapes count as unknown.", StoreWarning, stacklevel=4)
-
-
-class RecordWriter:
-    """Publishes records in batches, so that little is lost when the process dies.
-
-    Parameters
-    ----------
-    table : StoredTable
-        Where to.
-    clock_us : callable, optional
-        The time of a record, microseconds since 1970 UTC.
-    """
-
-    def __init__(self, table: StoredTable, clock_us: Callable[[], int] | None = None) -> None:
-        self._table = table
-        self._clock_us = clock_us or (lambda: time.time_ns() // 1000)
-        self._rows: list[StoredRecord] = []
-        self._since = 0.0
-        self.keeps_records = True
-
-    def add(self, key: ForwardShapeKey, record: ForwardLatencyRecord, call_s: float) -> None:
-        """Take a record that has just been computed; publish when enough has gathered."""
-        if not self._rows:
-            self._since = time.monotonic() - call_s
-        self._rows.append(StoredRecord(key, record, self._clock_us(), call_s))
-        if len(self._rows) >= FLUSH_RECORDS or time.monotonic() - self._since >= FLUSH_S:
-            self.flush()
-
-    def flush(self) -> None:
-        """Publish what has gathered. In a read-only folder, warn once and go on."""
-        if not self._rows:
-            return
-        try:
-            if self.keeps_records:
-                self._table.append(self._rows)
-        except ReadOnlyError as error:
-            self.keeps_records = False
-            warnings.warn(f"{error} New records are not kept.", StoreWarning, stacklevel=3)
-        self._rows = []
-
-    def __enter__(self) -> RecordWriter:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.flush()
 
 
 def part_name(data: bytes) -> str:
@@ -258,3 +278,8 @@ def part_name(data: bytes) -> str:
 def is_part_name(name: str) -> bool:
     """Whether a file name is that of a part file."""
     return name.startswith("part-") and name.endswith(".parquet")
+
+
+def is_table_id(name: str) -> bool:
+    """Whether a folder name is that of a table."""
+    return len(name) == 64 and all(digit in "0123456789abcdef" for digit in name)

@@ -38,6 +38,16 @@ class ReportFormat(StrEnum):
     CSV = "csv"
 
 
+Tables = Annotated[
+    str | None,
+    typer.Option(
+        "--tables",
+        help="Path or URL of the shape tables. [default: $SHAPECAST_TABLES, else the user cache]",
+        show_default=False,
+    ),
+]
+
+
 def _version(value: bool) -> None:
     if value:
         from importlib.metadata import version
@@ -61,13 +71,7 @@ def run(
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder of the run's files. [default: out/NAME]")
     ] = None,
-    tables: Annotated[
-        Path | None,
-        typer.Option(
-            "--tables",
-            help="Root of the shape tables. [default: $SHAPECAST_TABLES, else the user cache]",
-        ),
-    ] = None,
+    tables: Tables = None,
     scheduler: Annotated[
         SchedulerName, typer.Option("--scheduler", help="Where tasks run.")
     ] = SchedulerName.THREADS,
@@ -76,11 +80,26 @@ def run(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the output folder.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a different run in the folder.")] = False,
+    frozen: Annotated[
+        bool, typer.Option("--frozen", help="Compute nothing; fail when a shape has no record.")
+    ] = False,
 ) -> None:
     """Run a sweep and write its results."""
     from pipeline.cli_run import run_command
 
-    run_command(config, out, tables, str(scheduler), jobs, quiet=quiet, force=force)
+    run_command(config, out, tables, str(scheduler), jobs, quiet=quiet, force=force, frozen=frozen)
+
+
+@app.command()
+def plan(
+    config: Annotated[Path, typer.Argument(help="A sweep config, YAML.")],
+    tables: Tables = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what a run would compute, without running it."""
+    from pipeline.cli_plan import plan_command
+
+    plan_command(config, tables, as_json=as_json)
 
 
 @app.command()

@@ -16,12 +16,13 @@ from pipeline.terminal import console, print_error
 def run_command(
     config: Path,
     out: Path | None,
-    tables: Path | None,
+    tables: str | None,
     scheduler: str,
     jobs: int | None,
     *,
     quiet: bool,
     force: bool,
+    frozen: bool,
 ) -> None:
     """Run a sweep, and print its summary or, when quiet, its folder."""
     loaded = load_config(config)
@@ -32,6 +33,7 @@ def run_command(
         jobs=jobs,
         quiet=quiet,
         force=force,
+        frozen=frozen,
     )
     try:
         run = run_sweep(loaded, options, console(stderr=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import multiprocessing.util
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,8 @@ from typing import Any
 from dask.base import compute as dask_compute
 from dask.callbacks import Callback
 
-from pipeline.tasks import Watch, start_run
+from cache.errors import ShapecastError
+from pipeline.tasks import Watch, close_sessions, start_run
 
 SCHEDULERS = ("threads", "processes", "single-threaded")
 
@@ -65,10 +66,16 @@ def compute(
     StoppedError
         After Ctrl-C, when the running tasks have published their records.
     """
-    with _Events(started, done), _executor(scheduler, jobs) as pool, _gentle_interrupt(watch, pool):
-        results: tuple[Any, ...] = dask_compute(  # type: ignore[no-untyped-call]
-            *wanted, scheduler=scheduler, pool=pool, num_workers=jobs, optimize_graph=False
-        )
+    try:
+        with _Events(started, done), _executor(scheduler, jobs) as pool, _gentle_interrupt(watch, pool):
+            results: tuple[Any, ...] = dask_compute(  # type: ignore[no-untyped-call]
+                *wanted, scheduler=scheduler, pool=pool, num_workers=jobs, optimize_graph=False
+            )
+    except BaseException:
+        with suppress(ShapecastError):  # The first error says why; this one would only repeat it.
+            close_sessions()
+        raise
+    close_sessions()
     return results
 
 
@@ -96,6 +103,12 @@ def _start_worker() -> None:
     watch = Watch()
     signal.signal(signal.SIGINT, lambda *_: watch.stop.set())
     start_run(watch)
+    multiprocessing.util.Finalize(None, _end_worker, exitpriority=1)
+
+
+def _end_worker() -> None:
+    with suppress(Exception):  # A worker that ends has nobody to tell.
+        close_sessions()
 
 
 @contextmanager

@@ -9,17 +9,16 @@ import platform
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import platformdirs
 from rich.console import Console
 
 from cache.errors import ShapecastError
 from cache.identity import TableIdentity
-from cache.store import default_tables_dir
+from cache.store import ShapeStore
 from pipeline.cells import Cell, expand
 from pipeline.config import LoadedConfig
 from pipeline.evaluated import Evaluated, evaluated_rows
@@ -36,10 +35,12 @@ from pipeline.outputs import (
     run_digest,
     versions,
 )
+from pipeline.places import note_use, places_for, require_sent, send_unsent
 from pipeline.progress import RunProgress
 from pipeline.report.page import report_page
 from pipeline.rows import result_rows
 from pipeline.saved import RESULTS_NAME, RunFacts, SavedRun, best_traces, results_file
+from pipeline.survey import FrozenSpec, refuse_missing, survey
 from pipeline.tasks import Places, PrefetchCounts, Watch, open_session, start_run
 from stages.candidate import CandidateResult
 
@@ -54,8 +55,8 @@ class RunOptions:
     ----------
     out : Path
         Folder of the run's files.
-    tables : Path or None
-        Root of the shape store; None for the default.
+    tables : str or None
+        Path or URL of the shape store; None for the default.
     scheduler : {"threads", "processes", "single-threaded"}
         Where tasks run.
     jobs : int or None
@@ -64,14 +65,17 @@ class RunOptions:
         Show no progress.
     force : bool
         Replace a different run in `out`.
+    frozen : bool
+        Compute nothing; fail before any output when a shape has no record.
     """
 
     out: Path
-    tables: Path | None = None
+    tables: str | None = None
     scheduler: str = "threads"
     jobs: int | None = None
     quiet: bool = False
     force: bool = False
+    frozen: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,16 +111,6 @@ class SweepRun:
     counts: RunCounts
 
 
-def places_for(tables: Path | None) -> Places:
-    """Return where records and memoized results are kept."""
-    if tables is not None or os.environ.get("SHAPECAST_TABLES"):
-        root = tables if tables is not None else default_tables_dir()
-        return Places(str(root), root / "memo")
-    return Places(
-        str(default_tables_dir()), Path(platformdirs.user_cache_dir("shapecast", appauthor=False)) / "memo"
-    )
-
-
 def run_sweep(loaded: LoadedConfig, options: RunOptions, console: Console) -> SweepRun:
     """Run a sweep and write its files.
 
@@ -128,11 +122,16 @@ def run_sweep(loaded: LoadedConfig, options: RunOptions, console: Console) -> Sw
         After Ctrl-C; records that were computed are kept.
     """
     cells = expand(loaded)
+    places = places_for(options.tables)
+    if options.frozen:
+        refuse_missing(survey(cells, places))
+        cells = [replace(cell, spec=FrozenSpec(cell.spec)) for cell in cells]
     config = loaded.config.as_json()
     run = run_digest(config, sorted({cell.identity.id for cell in cells}))
     watch = Watch()
     start_run(watch)
-    places = places_for(options.tables)
+    if not options.frozen:
+        send_unsent(places)
     _open_tables(cells, places)
     folder = OutputFolder(options.out, run, force=options.force)
     with _LogTo(options.out / LOG_NAME):
@@ -150,6 +149,9 @@ def run_sweep(loaded: LoadedConfig, options: RunOptions, console: Console) -> Sw
             "%d shapes needed, %d reused, %d computed; %d candidates stopped out of memory",
             summary.needed, summary.reused, summary.computed, summary.stopped,
         )  # fmt: skip
+        note_use(cells, loaded, places)
+        if not options.frozen:
+            require_sent(places)
     return SweepRun(options.out, frame, summary)
 
 
@@ -163,7 +165,13 @@ def _execute(
     cells: Sequence[Cell], options: RunOptions, places: Places, watch: Watch, console: Console
 ) -> tuple[list[tuple[Evaluated, ...]], list[PrefetchCounts]]:
     jobs = options.jobs or os.cpu_count() or 1
-    _log.info("run on %s: %s, %d jobs, tables %s", platform.node(), options.scheduler, jobs, places.tables)
+    _log.info(
+        "run on %s: %s, %d jobs, tables %s",
+        platform.node(),
+        options.scheduler,
+        jobs,
+        ShapeStore(places.tables).root,
+    )
     started_s = time.monotonic()
     progress = RunProgress([str(cell) for cell in cells], console, quiet=options.quiet)
     watch.computed = progress.shape_computed

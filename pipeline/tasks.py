@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
-from cache.errors import MissingShapeError
 from cache.identity import TableIdentity
 from cache.memo import Memo, source_digest
 from cache.session import TableSession
 from cache.shapes import ForwardLatencyRecord, ForwardShapeKey
+from cache.spool import spool_of
 from cache.store import ShapeStore
 from cache.table import ForwardLatencyTable
 from stages.aggregate import aggregate
@@ -119,6 +119,12 @@ def start_run(watch: Watch) -> None:
     _runners.clear()
 
 
+def close_sessions() -> None:
+    """At the end of a run, publish what this process has not published yet, or what has vanished since."""
+    for session in _sessions.values():
+        session.close()
+
+
 def plan_task(candidates: Sequence[Candidate], places: Places) -> list[Plan]:
     """Return the plan of each candidate, from the memo where that is quicker."""
     check_stop()
@@ -215,32 +221,11 @@ def done_task(prefetched: Prefetched) -> PrefetchCounts:
     return PrefetchCounts(prefetched.digests, prefetched.computed, prefetched.stopped)
 
 
-def missing_keys(session: TableSession, plans: Sequence[Plan]) -> list[ForwardShapeKey]:
-    """Return the shapes of a cell that have no record and would be started, in order of first use.
-
-    A candidate whose out-of-memory record is known needs nothing behind it.
-    """
-    missing: dict[ForwardShapeKey, None] = {}
-    for one in plans:
-        for key in one.keys:
-            record = session.get(key)
-            if record is None:
-                missing[key] = None
-            elif record.out_of_memory:
-                break
-    return list(missing)
-
-
 def open_session(tables: str, identity: TableIdentity) -> TableSession:
     """Return this process's session on a table, up to date."""
     session = _session(tables, identity)
     session.refresh()
     return session
-
-
-def frozen_error(key: ForwardShapeKey) -> MissingShapeError:
-    """Return the error of a frozen run that meets a shape without record."""
-    return MissingShapeError(f"The shape ({key}) has no record, and a frozen run computes nothing.")
 
 
 def _plan_all(candidates: Sequence[Candidate]) -> list[Plan]:
@@ -267,7 +252,10 @@ def _session(tables: str, identity: TableIdentity) -> TableSession:
     name = (tables, identity.id)
     with _sessions_lock:
         if name not in _sessions:
-            _sessions[name] = TableSession(ShapeStore(tables).table(identity))
+            store = ShapeStore(tables)
+            spool = spool_of(store)
+            unsent = None if spool is None else spool.table(identity)
+            _sessions[name] = TableSession(store.table(identity), unsent)
         return _sessions[name]
 
 

@@ -51,3 +51,16 @@ def format_number(value: float) -> str:
     magnitude = abs(value)
     digits = 0 if magnitude >= 1000 else 1 if magnitude >= 100 else 2
     return f"{value:,.{digits}f}"
+
+
+def format_duration(seconds: float | None) -> str:
+    """Return a time in the unit that suits it; a dash where it is unknown."""
+    if seconds is None:
+        return "-"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

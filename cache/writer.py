@@ -1,0 +1,119 @@
+"""Publishing of records as they are computed, so that little is lost whatever happens."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+
+from cache.compact import compact_if_scattered
+from cache.errors import StoreError
+from cache.folder import ReadOnlyError, UnreachableError
+from cache.schema import StoredRecord, key_values
+from cache.shapes import ForwardLatencyRecord, ForwardShapeKey
+from cache.store import StoredTable, StoreWarning
+
+FLUSH_RECORDS = 256
+FLUSH_S = 2.0
+"""A writer holds back at most so many records, or so much work, before it publishes them."""
+
+COMPACT_EVERY_PARTS = 64
+"""A writer looks after so many of its own parts whether the table should be compacted."""
+
+
+class RecordWriter:
+    """Publishes records in batches, so that little is lost when the process dies.
+
+    Parameters
+    ----------
+    table : StoredTable
+        Where to.
+    spool : StoredTable, optional
+        Where to while the server of a remote table cannot be reached.
+    clock_us : callable, optional
+        The time of a record, microseconds since 1970 UTC.
+    """
+
+    def __init__(
+        self,
+        table: StoredTable,
+        spool: StoredTable | None = None,
+        clock_us: Callable[[], int] | None = None,
+    ) -> None:
+        self._table = table
+        self._spool = spool
+        self._clock_us = clock_us or (lambda: time.time_ns() // 1000)
+        self._rows: list[StoredRecord] = []
+        self._since = 0.0
+        self._published: dict[str, list[StoredRecord]] = {}
+        self.keeps_records = True
+        self.spooling = False
+
+    def add(self, key: ForwardShapeKey, record: ForwardLatencyRecord, call_s: float) -> None:
+        """Take a record that has just been computed; publish when enough has gathered."""
+        if not self._rows:
+            self._since = time.monotonic() - call_s
+        self._rows.append(StoredRecord(key, record, self._clock_us(), call_s))
+        if len(self._rows) >= FLUSH_RECORDS or time.monotonic() - self._since >= FLUSH_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Publish what has gathered. In a read-only folder, warn once and go on.
+
+        Raises
+        ------
+        StoreError
+            When it cannot be published; it is kept for the next attempt.
+        """
+        if not self._rows:
+            return
+        try:
+            if self.keeps_records:
+                self._publish(self._rows)
+        except ReadOnlyError as error:
+            self.keeps_records = False
+            warnings.warn(f"{error} New records are not kept.", StoreWarning, stacklevel=3)
+        self._rows = []
+
+    def _publish(self, rows: list[StoredRecord]) -> None:
+        if not self.spooling:
+            try:
+                self._published[self._table.append(rows)] = rows
+            except UnreachableError:
+                if self._spool is None:
+                    raise
+                self.spooling = True  # Every further attempt would wait for the same server.
+        if self.spooling and self._spool is not None:
+            self._spool.append(rows)
+        elif len(self._published) % COMPACT_EVERY_PARTS == 0:
+            compact_if_scattered(self._table)
+
+    def close(self) -> None:
+        """Publish what has gathered and what has vanished from the table since, and tidy the table."""
+        self.flush()
+        if not self._published or not self.keeps_records:
+            return
+        if not self.spooling:
+            self._restore()
+            # A table that cannot be tidied now is as right as before.
+            with suppress(StoreError):
+                compact_if_scattered(self._table)
+
+    def _restore(self) -> None:
+        """Publish again what somebody has deleted since it was published here."""
+        names = set(self._table.part_names())
+        gone = [rows for name, rows in self._published.items() if name not in names]
+        if not gone:
+            return
+        known = self._table.load().out_of_memory_rows()  # Compaction moves records to another file.
+        for rows in gone:
+            missing = [row for row in rows if key_values(row.key) not in known]
+            if missing:
+                self._table.append(missing)
+
+    def __enter__(self) -> RecordWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.flush()
