@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 
 from cache.compact import compact_if_scattered
-from cache.errors import StoreError
 from cache.folder import ReadOnlyError, UnreachableError
 from cache.schema import StoredRecord, key_values
 from cache.shapes import ForwardLatencyRecord, ForwardShapeKey
@@ -92,13 +90,14 @@ class RecordWriter:
     def close(self) -> None:
         """Publish what has gathered and what has vanished from the table since, and tidy the table."""
         self.flush()
-        if not self._published or not self.keeps_records:
+        if self.spooling or not self.keeps_records:
             return
-        if not self.spooling:
-            self._restore()
-            # A table that cannot be tidied now is as right as before.
-            with suppress(StoreError):
-                compact_if_scattered(self._table)
+        try:
+            if self._published:
+                self._restore()
+            compact_if_scattered(self._table)
+        except UnreachableError:
+            return  # All of it was published, and the next run tidies.
 
     def _restore(self) -> None:
         """Publish again what somebody has deleted since it was published here."""
