@@ -57,7 +57,7 @@ def report(table: StoredTable) -> None:
         assert view[ForwardShapeKey(True, 1, 1024, 1024)].latency_ms == 0.0
         times_s.append(time.perf_counter() - started_s)
     files = len(table.part_names())
-    print(f"open {RECORDS:,} records in {files} file(s): median {statistics.median(times_s):.2f} s of {CALLS}")
+    print(f"open {RECORDS:,} records in {files} files: median {statistics.median(times_s):.2f} s of {CALLS}")
 
 
 if __name__ == "__main__":

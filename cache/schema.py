@@ -140,7 +140,8 @@ def decode_table(data: bytes, source: str) -> tuple[pa.Table, TableIdentity]:
         When it is no part file.
     """
     try:
-        table = pq.read_table(io.BytesIO(data))
+        # Not read_table: its import alone costs more than most tables, and so do threads for small files.
+        table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise StoreError(f"{source} is not a readable Parquet file ({_first_line(error)}).") from error
     metadata = table.schema.metadata or {}
@@ -152,7 +153,9 @@ def decode_table(data: bytes, source: str) -> tuple[pa.Table, TableIdentity]:
         identity = TableIdentity.from_json(fields, metadata.get(_LABEL_KEY, b"").decode())
         if metadata[_VERSION_KEY] == b"1":
             table = table.append_column("segments", pa.nulls(table.num_rows, pa.string()))
-        table = pa.table({name: table[name].cast(SCHEMA.field(name).type) for name in COLUMNS}, SCHEMA)
+        # Not pa.table, which imports pandas to see whether it was given a data frame.
+        columns = [table[name].cast(SCHEMA.field(name).type) for name in COLUMNS]
+        table = pa.Table.from_arrays(columns, schema=SCHEMA)
     except (ValueError, TypeError, KeyError, pa.ArrowException) as error:
         raise StoreError(f"{source} does not have shapecast's columns ({_first_line(error)}).") from error
     return table, identity

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from cache.errors import ConflictError
@@ -67,12 +68,17 @@ class Part:
 
 
 def _to_list(column: pa.ChunkedArray) -> list[Any]:
-    """Return a column as Python values; columns of numbers take the way over NumPy, ten times as fast."""
+    """Return a column as Python values.
+
+    Columns of whole numbers take the way over NumPy, ten times as fast, and over DLPack, because
+    pyarrow's own `to_numpy` imports pandas.
+    """
     if column.null_count == len(column):
         return [None] * len(column)
-    if column.null_count == 0 and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
-        values: list[Any] = column.to_numpy().tolist()
-        return values
+    if column.null_count == 0 and pa.types.is_boolean(column.type):
+        return [value == 1 for value in _to_list(column.cast(pa.uint8()))]
+    if column.null_count == 0 and pa.types.is_integer(column.type):
+        return [value for chunk in column.chunks for value in np.from_dlpack(chunk).tolist()]
     return list(column.to_pylist())
 
 

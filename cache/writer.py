@@ -8,16 +8,17 @@ from collections.abc import Callable
 
 from cache.compact import compact_if_scattered
 from cache.folder import ReadOnlyError, UnreachableError
-from cache.schema import StoredRecord, key_values
+from cache.schema import StoredRecord, key_values, rows_table
 from cache.shapes import ForwardLatencyRecord, ForwardShapeKey
 from cache.store import StoredTable, StoreWarning
+from cache.view import Part, TableView
 
 FLUSH_RECORDS = 256
 FLUSH_S = 2.0
 """A writer holds back at most so many records, or so much work, before it publishes them."""
 
-COMPACT_EVERY_PARTS = 64
-"""A writer looks after so many of its own parts whether the table should be compacted."""
+MERGE_PARTS = 64
+"""A writer makes one part of its own ones when there are so many, and at its end."""
 
 
 class RecordWriter:
@@ -84,8 +85,8 @@ class RecordWriter:
                 self.spooling = True  # Every further attempt would wait for the same server.
         if self.spooling and self._spool is not None:
             self._spool.append(rows)
-        elif len(self._published) % COMPACT_EVERY_PARTS == 0:
-            compact_if_scattered(self._table)
+        elif len(self._published) >= MERGE_PARTS:
+            self._merge()
 
     def close(self) -> None:
         """Publish what has gathered and what has vanished from the table since, and tidy the table."""
@@ -95,6 +96,7 @@ class RecordWriter:
         try:
             if self._published:
                 self._restore()
+                self._merge()
             compact_if_scattered(self._table)
         except UnreachableError:
             return  # All of it was published, and the next run tidies.
@@ -110,6 +112,17 @@ class RecordWriter:
             missing = [row for row in rows if key_values(row.key) not in known]
             if missing:
                 self._table.append(missing)
+
+    def _merge(self) -> None:
+        """Make one part of those published here, so that a run adds one file to a table."""
+        if len(self._published) == 1:
+            return
+        rows = [row for part in self._published.values() for row in part]
+        merged = self._table.publish(TableView([Part("", rows_table(rows, self._table.identity))]).distinct())
+        for name in self._published:
+            if name != merged:
+                self._table.folder.delete(name)
+        self._published = {merged: rows}
 
     def __enter__(self) -> RecordWriter:
         return self

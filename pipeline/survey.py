@@ -254,7 +254,8 @@ def refuse_missing(found: Survey) -> None:
         for table in lacking[:_NAMED_TABLES]
     ]
     if len(lacking) > _NAMED_TABLES:
-        parts.append(f"the rest in {len(lacking) - _NAMED_TABLES:,} more tables")
+        more = len(lacking) - _NAMED_TABLES
+        parts.append(f"the rest in {more:,} more table{'s' if more > 1 else ''}")
     raise MissingShapeError(
         f"A frozen run computes nothing, but {found.missing:,} of {found.needed:,} shapes have no record: "
         f"{'; '.join(parts)}. Run without --frozen, or name tables that hold them with --tables."

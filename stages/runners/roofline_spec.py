@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
@@ -55,6 +56,24 @@ def arithmetic_digest() -> str:
     return digest.hexdigest()
 
 
+Content = TypeVar("Content")
+
+
+def _loaded(load: Callable[[Path], Content], path: Path) -> Content:
+    """Return `load(path)`, which large sweeps ask for hundreds of times; read again when the file changes."""
+    try:
+        status = path.stat()
+    except OSError:
+        return load(path)  # It says what is wrong.
+    content: Content = _loaded_once(load, path, status.st_mtime_ns, status.st_size)
+    return content
+
+
+@lru_cache(maxsize=256)
+def _loaded_once(load: Callable[[Path], Any], path: Path, _mtime_ns: int, _size: int) -> Any:
+    return load(path)
+
+
 class RooflineOptions(RunnerOptions):
     """The roofline runner in a sweep config.
 
@@ -88,8 +107,8 @@ class RooflineOptions(RunnerOptions):
         model_name, model_path = find_model_config(deployment.model, deployment.base_dir)
         device_name, device_path = find_device_profile(deployment.device, deployment.base_dir)
         spec = RooflineSpec(
-            architecture=load_architecture(model_path),
-            device=load_device(device_path),
+            architecture=_loaded(load_architecture, model_path),
+            device=_loaded(load_device, device_path),
             parallelism=deployment.parallelism,
             quantization=self.quantization,
             num_mtp_tokens=deployment.num_mtp_tokens,
