@@ -60,7 +60,8 @@ def main() -> None:
         print(
             f"plan: median {statistics.median(times_s):.2f} s of {CALLS} ({min(times_s):.2f} to "
             f"{max(times_s):.2f}), CPU {statistics.median(cpu_s):.2f} s; {found['cells']} cells, "
-            f"{len(found['tables'])} tables, {found['shapes_known']} shapes known, {found['shapes_to_compute_at_most']} to compute"
+            f"{len(found['tables'])} tables, {found['shapes_known']} shapes known, "
+            f"{found['shapes_to_compute_at_most']} to compute"
         )
         assert found["cells"] == 1000
         assert found["shapes_to_compute_at_most"] == 0

@@ -172,7 +172,7 @@ def _of_rows(
     columns: Sequence[str],
     headings: Mapping[str, str] | None = None,
 ) -> ReportTable:
-    shown = [column for column in columns if not rows[column].isna().all() or column in ("why",)]
+    shown = [name for name in columns if name == "why" or (name in rows and not rows[name].isna().all())]
     values = [[_plain(value) for value in row] for row in rows[shown].itertuples(index=False)]
     return ReportTable(name, caption, [(headings or {}).get(one, heading(one)) for one in shown], values)
 
