@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-from cache.errors import ConfigError, InvalidValueError
+from cache.errors import ConfigError
 from cache.identity import TableIdentity
-from pipeline.cell_search import CellSearch, auto_budgets, budget_grid, cell_search
+from pipeline.cell_search import CellSearch
 from pipeline.config import LoadedConfig
-from pipeline.parallel_search import searched_parallelisms
-from pipeline.search_config import ParallelismSearchSection
+from pipeline.grid import engines, is_searched, parallelisms, workloads
 from stages.candidate import Candidate, Mode
-from stages.lengths import LengthBin, LengthDistribution
 from stages.parallelism import Parallelism
 from stages.runners.base import Deployment, RunnerOptions, RunnerSpec
-from stages.scheduler import get_scheduler
-from stages.speculation import Speculation
-from stages.workload import Engine, Image, Workload
-
-Made = TypeVar("Made")
+from stages.workload import Engine, Workload
 
 
 @dataclass(frozen=True)
@@ -111,7 +103,7 @@ def expand(loaded: LoadedConfig) -> list[Cell]:
     """
     config = loaded.config
     grid = itertools.product(
-        config.models, config.devices, _parallelisms(loaded), config.modes, _workloads(loaded)
+        config.models, config.devices, parallelisms(loaded), config.modes, workloads(loaded)
     )
     points = [point for point in grid if _has_half_size(loaded, point[3], point[2])]
     _check_halves(loaded, points)
@@ -119,7 +111,7 @@ def expand(loaded: LoadedConfig) -> list[Cell]:
     for index, options in enumerate(loaded.runners):
         specs = _Specs(loaded, index, options)
         for model, device, parallelism, mode, workload in points:
-            for engine, search in _engines(loaded, mode, workload):
+            for engine, search in engines(loaded, mode, workload):
                 found = specs.get(model, device, parallelism, engine)
                 if found is None:
                     continue
@@ -187,49 +179,10 @@ class _Specs:
                 f"{self._loaded.path}: {deployment.model} on {deployment.device} with "
                 f"{deployment.parallelism} ({self._where} {self._options.kind}): {error}"
             )
-            if not _is_searched(self._loaded):
+            if not is_searched(self._loaded):
                 raise sentence from error
             self._first_error.setdefault((deployment.model, deployment.device), sentence)
             return None
-
-
-def _is_searched(loaded: LoadedConfig) -> bool:
-    """Whether the config leaves it to a search which deployments there are."""
-    sections = loaded.config.parallelism
-    return loaded.config.engine.num_mtp_tokens == "auto" or any(one.search for one in sections)
-
-
-def _parallelisms(loaded: LoadedConfig) -> list[Parallelism]:
-    found: list[Parallelism] = []
-    for index, section in enumerate(loaded.config.parallelism):
-        where = f"parallelism[{index}]"
-        if section.search is not None:
-            found += _searched(loaded, where, section.search)
-        else:
-            sizes = section.model_dump(exclude_none=True)
-            found += [_checked(loaded, where, partial(Parallelism, **one)) for one in _combinations(sizes)]
-    return list(dict.fromkeys(found))
-
-
-def _searched(loaded: LoadedConfig, where: str, section: ParallelismSearchSection) -> list[Parallelism]:
-    ratio = loaded.config.ratio
-    counts = section.num_devices or []
-    if ratio is not None:
-        counts = list(dict.fromkeys([*counts, ratio.prefill_devices, ratio.decode_devices]))
-    found = [
-        parallelism
-        for count in counts
-        for parallelism in _checked(loaded, f"{where}.search", partial(searched_parallelisms, section, count))
-    ]
-    combinations = len(found) * len(_mtp_tokens(loaded))
-    if combinations > section.max_combinations:
-        warnings.warn(
-            f"{loaded.path}: {where}.search tries {combinations} combinations of parallel sizes and "
-            f"speculative tokens, more than max_combinations ({section.max_combinations}); name fewer sizes, "
-            "or raise it.",
-            stacklevel=2,
-        )
-    return found
 
 
 def _has_half_size(loaded: LoadedConfig, mode: Mode, parallelism: Parallelism) -> bool:
@@ -250,76 +203,3 @@ def _check_halves(loaded: LoadedConfig, points: Sequence[tuple[Any, ...]]) -> No
                 f"{loaded.path}: ratio.{mode}_devices is {count}, but no parallelism uses {count} devices; "
                 "add one, or change the number."
             )
-
-
-def _workloads(loaded: LoadedConfig) -> list[Workload]:
-    found = [
-        _checked(loaded, f"workloads[{index}]", partial(_workload, fields))
-        for index, section in enumerate(loaded.config.workloads)
-        for fields in _combinations(section.model_dump())
-    ]
-    return list(dict.fromkeys(found))
-
-
-def _workload(fields: Mapping[str, Any]) -> Workload:
-    rest = {name: value for name, value in fields.items() if name not in ("input_length", "image")}
-    length, image = fields["input_length"], fields["image"]
-    rest["image"] = None if image is None else Image(**image)
-    if isinstance(length, int):
-        return Workload(length, **rest)
-    bins = tuple(LengthBin(**one) for one in length["bins"])
-    return Workload.of_lengths(LengthDistribution(bins), **rest)
-
-
-def _mtp_tokens(loaded: LoadedConfig) -> list[int]:
-    engine = loaded.config.engine
-    if engine.num_mtp_tokens == "auto":
-        return list(range(len(engine.mtp_acceptance_rate) + 1))
-    return engine.num_mtp_tokens
-
-
-def _engines(
-    loaded: LoadedConfig, mode: Mode, workload: Workload
-) -> Iterator[tuple[Engine, CellSearch | None]]:
-    """Yield the engines of a grid point, and what is searched with each."""
-    section = loaded.config.engine
-    fields = section.model_dump()
-    rates = tuple(fields.pop("mtp_acceptance_rate"))
-    fields["max_batched_tokens"] = _budgets(section.max_batched_tokens, mode, workload)
-    fields["num_mtp_tokens"] = _mtp_tokens(loaded)
-    for values in _combinations(fields):
-        budgets = values["max_batched_tokens"]
-        values["max_batched_tokens"] = budgets[0]
-        _checked(loaded, "engine.scheduler", partial(get_scheduler, values["scheduler"]))
-        if section.num_mtp_tokens == "auto" and values["speculation"] and values["num_mtp_tokens"]:
-            continue  # A draft model stands in for multi-token prediction.
-        engine = _checked(loaded, "engine", partial(_engine, {**values, "mtp_acceptance_rate": rates}))
-        yield engine, cell_search(loaded.config.concurrency, budgets)
-
-
-def _budgets(budgets: str | Sequence[int], mode: Mode, workload: Workload) -> list[tuple[int, ...]]:
-    """Return the token budgets of each cell of a grid point; in decode no budget is better than another."""
-    if not isinstance(budgets, str):
-        return [(budget,) for budget in budgets]
-    tried = auto_budgets(workload) if budgets == "auto" else budget_grid(workload)
-    if mode == "decode":
-        return [(max(tried),)]
-    return [tried] if budgets == "auto" else [(budget,) for budget in tried]
-
-
-def _engine(fields: Mapping[str, Any]) -> Engine:
-    draft = fields["speculation"]
-    return Engine(**{**fields, "speculation": None if draft is None else Speculation(**draft)})
-
-
-def _combinations(fields: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
-    """Yield each combination of one value per field; the last field changes fastest."""
-    for values in itertools.product(*fields.values()):
-        yield dict(zip(fields, values, strict=True))
-
-
-def _checked(loaded: LoadedConfig, where: str, make: Callable[[], Made]) -> Made:
-    try:
-        return make()
-    except InvalidValueError as error:
-        raise ConfigError(f"{loaded.path}: {where}: {error}") from error
