@@ -8,13 +8,13 @@ in every step. With more ready requests than budget it steps literally.
 from __future__ import annotations
 
 from collections import deque
-from functools import cache
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from cache.errors import InvalidValueError
-from cache.shapes import ForwardShapeKey
 from stages.candidate import Candidate
-from stages.schedule import Schedule, ScheduleBuilder
-from stages.scheduler import Scheduler, get_scheduler
+from stages.schedule import NO_PASS, Schedule, ScheduleBuilder
+from stages.scheduler import UNLIMITED, get_scheduler
 from stages.shape_keys import decode_key, prefill_key
 
 
@@ -26,68 +26,169 @@ def plan_mixed_steps(candidate: Candidate) -> Schedule:
     InvalidValueError
         When the scheduler decides on nothing, or on more than there is.
     """
-    scheduler = get_scheduler(candidate.engine.scheduler)
-    chunks = candidate.chunks
-    ready = ReadyQueue(candidate.workload.output_length - 1)
-    builder = ScheduleBuilder()
-
-    @cache
-    def decode_shape(count: int) -> ForwardShapeKey | None:
-        return decode_key(candidate, count) if count else None
-
+    steps = _MixedSteps(candidate)
     # All requests pass chunk i before any starts chunk i + 1: those behind the front have one index.
-    for chunk in range(chunks.num_chunks):
-        last = chunk == chunks.num_chunks - 1
-        query_len = chunks.query_len(chunk)
-        front = candidate.concurrency
+    for chunk in range(candidate.chunks.num_chunks - 1):
+        steps.pass_chunk(chunk)
+    front, ready = steps.last_chunk_while_all_decode()
+    if front or ready.count:
+        steps.last_chunk(front, ready)
+    return steps.builder.build()
+
+
+class _MixedSteps:
+    """One candidate's schedule as it is planned.
+
+    Before the last chunk no request is ready, so those passes are plain. From the last chunk on, requests
+    become ready and decode.
+    """
+
+    def __init__(self, candidate: Candidate) -> None:
+        self.builder = ScheduleBuilder()
+        self._candidate = candidate
+        self._scheduler = get_scheduler(candidate.engine.scheduler)
+        self._chunks = candidate.chunks
+        self._budget = candidate.budget_tokens
+        self._tokens_after_first = candidate.workload.output_length - 1
+        # A shape is made and looked up once, however many runs use it.
+        self._prefill_index: dict[tuple[int, int], int] = {}
+        self._decode_index: dict[int, int] = {0: NO_PASS}
+
+    def pass_chunk(self, chunk: int) -> None:
+        """Plan the pass of a chunk that is not the last."""
+        front = self._candidate.concurrency
+        query_len = self._chunks.query_len(chunk)
         while front:
-            prefill, decode = _decide(scheduler, ready.count, front, query_len, candidate.budget_tokens)
+            prefill, _ = self._decide(0, front, query_len)
+            steps = min(front // prefill, self._equal_decisions(0, 0, prefill, query_len))
+            self.builder.run_indexed(self._prefill(prefill, chunk), NO_PASS, steps)
+            front -= prefill * steps
+
+    def last_chunk_while_all_decode(self) -> tuple[int, ReadyQueue]:
+        """Plan the last chunk's pass, and the decoding after it, while every ready request decodes.
+
+        Then requests finish in the order in which they became ready, a fixed number of steps later. So
+        steps are planned in blocks, in each of which the same number join and the same number finish at
+        every step, and the decode count is an arithmetic progression.
+        Returns what is left when a step comes in which only some of the ready requests decode: how many
+        requests still wait for their last chunk, and the ready ones.
+        """
+        builder, wanted = self.builder, self._tokens_after_first
+        chunk = self._chunks.num_chunks - 1
+        front, ready = self._candidate.concurrency, 0
+        joined: deque[_Joined] = deque()  # the next to finish first
+        while front or ready:
+            query_len = self._chunks.query_len(chunk) if front else self._budget
+            prefill, decode = self._decide(ready, front, query_len)
+            if decode != ready:
+                break
+            start = builder.steps
+            steps = front // prefill if prefill else UNLIMITED
+            if prefill and wanted:
+                steps = min(steps, wanted)  # Then the first of those that join now finish.
+            finish = 0
+            if ready:
+                due = joined[0].first_step + wanted
+                finish = joined[0].count if due == start else 0
+                steps = min(steps, joined[0].steps if finish else due - start)
+            change = (prefill if wanted else 0) - finish
+            steps = min(steps, self._equal_decisions(ready, change, prefill, query_len))
+            self._run(prefill, chunk, ready, change, steps)
+            if finish:
+                builder.finished(joined[0].first_step, start, finish, steps)
+                joined[0].first_step += steps
+                joined[0].steps -= steps
+                if not joined[0].steps:
+                    joined.popleft()
+            if prefill:
+                self._first_tokens(start, steps, prefill)
+                if wanted:
+                    joined.append(_Joined(start, steps, prefill))
+            front -= prefill * steps
+            ready += change * steps
+        waiting = [(one.first_step + i, one.count) for one in joined for i in range(one.steps)]
+        return front, ReadyQueue(wanted, builder.steps, waiting)
+
+    def last_chunk(self, front: int, ready: ReadyQueue) -> None:
+        """Plan the rest of the last chunk's pass and of the decoding, for any decode counts."""
+        builder, chunk = self.builder, self._chunks.num_chunks - 1
+        while front or ready.count:
+            query_len = self._chunks.query_len(chunk) if front else self._budget
+            prefill, decode = self._decide(ready.count, front, query_len)
+            start = builder.steps
             steps = ready.equal_steps(decode)
             if prefill:
-                joins = last and ready.tokens_after_first > 0
-                steps = 1 if joins else min(steps, front // prefill)
-            if not scheduler.steady:
-                steps = 1
-            shape = prefill_key(candidate, prefill, chunk) if prefill else None
-            start = builder.steps
-            builder.run(shape, decode_shape(decode), steps)
-            front -= prefill * steps
-            if last and prefill:
-                _give_first_tokens(builder, ready, start, steps, prefill)
+                steps = 1 if self._tokens_after_first else min(steps, front // prefill)
+            steps = min(steps, self._equal_decisions(ready.count, 0, prefill, query_len))
+            self._run(prefill, chunk, decode, 0, steps)
+            if prefill:
+                front -= prefill * steps
+                self._first_tokens(start, steps, prefill)
+                if self._tokens_after_first:
+                    ready.join(prefill, start)
             ready.decode(builder, decode, steps)
-    while ready.count:
-        _, decode = _decide(scheduler, ready.count, 0, candidate.budget_tokens, candidate.budget_tokens)
-        steps = ready.equal_steps(decode) if scheduler.steady else 1
-        builder.run(None, decode_shape(decode), steps)
-        ready.decode(builder, decode, steps)
-    return builder.build()
+
+    def _run(self, prefill: int, chunk: int, decode: int, change: int, steps: int) -> None:
+        """Append steps whose decode count begins at `decode` and changes by `change` after each."""
+        prefill_index = self._prefill(prefill, chunk)
+        if not change:
+            self.builder.run_indexed(prefill_index, self._decode(decode), steps)
+            return
+        for count in range(decode, decode + change * steps, change):
+            self.builder.run_indexed(prefill_index, self._decode(count), 1)
+
+    def _prefill(self, count: int, chunk: int) -> int:
+        if not count:
+            return NO_PASS
+        shape = (count, chunk)
+        if shape not in self._prefill_index:
+            self._prefill_index[shape] = self.builder.index(prefill_key(self._candidate, count, chunk))
+        return self._prefill_index[shape]
+
+    def _decode(self, count: int) -> int:
+        if count not in self._decode_index:
+            self._decode_index[count] = self.builder.index(decode_key(self._candidate, count))
+        return self._decode_index[count]
+
+    def _first_tokens(self, start: int, steps: int, count: int) -> None:
+        self.builder.first_tokens(start, count, steps)
+        if not self._tokens_after_first:
+            self.builder.finished(start, start, count, steps)
+
+    def _equal_decisions(self, ready: int, change: int, prefill: int, query_len: int) -> int:
+        return self._scheduler.equal_decisions(ready, change, prefill, query_len, self._budget)
+
+    def _decide(self, ready: int, front: int, query_len: int) -> tuple[int, int]:
+        prefill, decode = self._scheduler.decide(ready, front, query_len, self._budget)
+        if not (0 <= prefill <= front and 0 <= decode <= ready) or prefill == decode == 0:
+            raise _wrong_decision(
+                self._scheduler.name, prefill, decode, front, ready, query_len, self._budget
+            )
+        return prefill, decode
 
 
-def _decide(scheduler: Scheduler, ready: int, front: int, query_len: int, budget: int) -> tuple[int, int]:
-    prefill, decode = scheduler.decide(ready, front, query_len, budget)
-    if not (0 <= prefill <= front and 0 <= decode <= ready):
-        raise InvalidValueError(
-            f"The scheduler {scheduler.name!r} decided on {prefill} prefills of {front} and {decode} decodes "
-            f"of {ready}; it must stay within what is waiting."
-        )
+def _wrong_decision(
+    name: str, prefill: int, decode: int, front: int, ready: int, query_len: int, budget: int
+) -> InvalidValueError:
     if prefill == decode == 0:
-        raise InvalidValueError(
-            f"The scheduler {scheduler.name!r} makes no progress: with {front} prompts of {query_len} tokens "
+        return InvalidValueError(
+            f"The scheduler {name!r} makes no progress: with {front} prompts of {query_len} tokens "
             f"and {ready} ready requests it starts nothing in a budget of {budget} tokens; "
             "raise max_batched_tokens."
         )
-    return prefill, decode
+    return InvalidValueError(
+        f"The scheduler {name!r} decided on {prefill} prefills of {front} and {decode} decodes "
+        f"of {ready}; it must stay within what is waiting."
+    )
 
 
-def _give_first_tokens(
-    builder: ScheduleBuilder, ready: ReadyQueue, start: int, steps: int, prefill: int
-) -> None:
-    for step in range(start, start + steps):
-        builder.first_tokens(step, prefill)
-        if ready.tokens_after_first == 0:
-            builder.finished(step, step, prefill)
-        else:
-            ready.join(prefill, step)
+@dataclass
+class _Joined:
+    """Groups of `count` requests that became ready after each of `steps` steps from `first_step` on."""
+
+    first_step: int
+    steps: int
+    count: int
 
 
 class ReadyQueue:
@@ -101,12 +202,22 @@ class ReadyQueue:
     ----------
     tokens_after_first : int
         Tokens that a request still wants when it joins.
+    step : int
+        The step that comes next.
+    waiting : iterable of (int, int)
+        First-token step and count of the requests that are ready already, and of which all have decoded
+        in every step since: the next to finish first.
     """
 
-    def __init__(self, tokens_after_first: int) -> None:
+    def __init__(
+        self, tokens_after_first: int, step: int = 0, waiting: Iterable[tuple[int, int]] = ()
+    ) -> None:
         self.tokens_after_first = tokens_after_first
-        self.count = 0
-        self._groups: deque[list[int]] = deque()
+        # A step in which all decode puts those that join before the others, so the newest stand first.
+        self._groups = deque(
+            [count, tokens_after_first - (step - 1 - start), start] for start, count in reversed([*waiting])
+        )
+        self.count = sum(group[0] for group in self._groups)
         self._elapsed = 0
         self._joined = False
         # While only full steps happen, the groups stand newest first, so the next to finish is last.
@@ -121,7 +232,7 @@ class ReadyQueue:
     def equal_steps(self, decode: int) -> int:
         """Return for how many steps a decode count of `decode` stays right: until the next finish."""
         if decode == 0:
-            return 1 << 62
+            return UNLIMITED
         if decode < self.count:
             return 1
         return self._next_due() - self._elapsed

@@ -21,9 +21,8 @@ def prefetch(
     records: dict[ForwardShapeKey, ForwardLatencyRecord] = {}
     for keys in key_lists:
         table.new_candidate()
-        table.prefetch(keys)
         for key in keys:
-            records[key] = table.get(key)
-            if records[key].out_of_memory:
+            record = records[key] = table.get(key)
+            if record.out_of_memory:
                 break
     return records

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,14 +56,18 @@ class ScheduleBuilder:
     def __init__(self) -> None:
         self._key_index: dict[ForwardShapeKey, int] = {}
         self._runs: list[list[int]] = []
-        self._first: list[tuple[int, int]] = []
-        self._finish: list[tuple[int, int, int]] = []
+        self._first: tuple[list[int], list[int]] = ([], [])
+        self._finish: tuple[list[int], list[int], list[int]] = ([], [], [])
         self.steps = 0
 
     def run(self, prefill: ForwardShapeKey | None, decode: ForwardShapeKey | None, steps: int) -> None:
         """Append `steps` identical steps."""
-        prefill_index = self._index(prefill)
-        decode_index = self._index(decode)
+        prefill_index = NO_PASS if prefill is None else self.index(prefill)
+        decode_index = NO_PASS if decode is None else self.index(decode)
+        self.run_indexed(prefill_index, decode_index, steps)
+
+    def run_indexed(self, prefill_index: int, decode_index: int, steps: int) -> None:
+        """Append `steps` identical steps of shapes whose `index` is known."""
         self.steps += steps
         if self._runs:
             last = self._runs[-1]
@@ -73,25 +76,30 @@ class ScheduleBuilder:
                 return
         self._runs.append([prefill_index, decode_index, steps])
 
-    def first_tokens(self, step: int, count: int) -> None:
-        """Note that `count` requests got their first token at the end of `step`."""
-        self._first.append((step, count))
+    def first_tokens(self, step: int, count: int, steps: int = 1) -> None:
+        """Note that `count` requests got their first token at the end of `step`.
 
-    def finished(self, start: int, end: int, count: int) -> None:
-        """Note that `count` requests started at `start` finished at the end of step `end`."""
-        self._finish.append((start, end, count))
+        With `steps`, as many more follow, each a step later.
+        """
+        self._first[0].extend(range(step, step + steps))
+        self._first[1].extend([count] * steps)
+
+    def finished(self, start: int, end: int, count: int, steps: int = 1) -> None:
+        """Note that `count` requests started at `start` finished at the end of step `end`.
+
+        With `steps`, as many more such groups follow, each a step later in both.
+        """
+        self._finish[0].extend(range(start, start + steps))
+        self._finish[1].extend(range(end, end + steps))
+        self._finish[2].extend([count] * steps)
 
     def build(self) -> Schedule:
         """Return what was collected."""
-        runs = _columns(self._runs, 3)
-        first = _columns(self._first, 2)
-        finish = _columns(self._finish, 3)
-        return Schedule(tuple(self._key_index), *runs, *first, *finish)
+        runs = np.array(self._runs, dtype=np.int64).reshape(len(self._runs), 3).T
+        columns = [*runs, *self._first, *self._finish]
+        arrays = [np.ascontiguousarray(column, dtype=np.int64) for column in columns]
+        return Schedule(tuple(self._key_index), *arrays)
 
-    def _index(self, key: ForwardShapeKey | None) -> int:
-        return NO_PASS if key is None else self._key_index.setdefault(key, len(self._key_index))
-
-
-def _columns(rows: Sequence[Sequence[int]], width: int) -> list[IntArray]:
-    table = np.array(rows, dtype=np.int64).reshape(len(rows), width)
-    return [np.ascontiguousarray(table[:, column]) for column in range(width)]
+    def index(self, key: ForwardShapeKey) -> int:
+        """Return the number of a shape; shapes are numbered by their first use, prefill before decode."""
+        return self._key_index.setdefault(key, len(self._key_index))

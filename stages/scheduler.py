@@ -21,14 +21,9 @@ class Scheduler(ABC):
     ----------
     name : str
         The name used in configs.
-    steady : bool
-        Whether the decision depends on `ready` only through `min(ready, budget)` and, as long as
-        `front` is at least the prefill count it decided on, not on `front`. A steady policy's equal
-        steps are planned at once; any other policy is asked at every step.
     """
 
     name: ClassVar[str]
-    steady: ClassVar[bool] = False
 
     @abstractmethod
     def decide(self, ready: int, front: int, query_len: int, budget: int) -> tuple[int, int]:
@@ -51,6 +46,27 @@ class Scheduler(ABC):
             Prefill count, at most `front`; decode count, at most `ready`.
         """
 
+    def equal_decisions(self, ready: int, change: int, prefill: int, query_len: int, budget: int) -> int:
+        """Return for how many steps the decision just made surely stays, so that they are planned at once.
+
+        Parameters
+        ----------
+        ready : int
+            Ready requests in the first of these steps, all or as many as the budget allows of which decode.
+        change : int
+            By how much `ready` changes after each step.
+        prefill : int
+            The prefill count of the decision; at least as many stay at the front in every step.
+        query_len, budget : int
+            As for `decide`.
+
+        Returns
+        -------
+        int
+            At least 1, which is always right: then the policy is asked at every step.
+        """
+        return 1
+
     def step_latency_ms(self, prefill_ms: FloatArray, decode_ms: FloatArray) -> FloatArray:
         """Return the latency of steps whose passes take `prefill_ms` and `decode_ms` (0 for no pass)."""
         return np.maximum(prefill_ms, decode_ms)
@@ -60,7 +76,6 @@ class DecodeFirstSlack(Scheduler):
     """Decode first; prefill fills the rest of the budget, which may be exceeded by 15%."""
 
     name = "decode_first_slack"
-    steady = True
 
     def decide(self, ready: int, front: int, query_len: int, budget: int) -> tuple[int, int]:
         """Decode what the budget allows, then prefill what fits 1.15 times the budget."""
@@ -68,6 +83,20 @@ class DecodeFirstSlack(Scheduler):
         prefill = max(0, min(front, (int(1.15 * budget) - decode) // query_len))
         return prefill, decode
 
+    def equal_decisions(self, ready: int, change: int, prefill: int, query_len: int, budget: int) -> int:
+        """Return after how many steps the rest of the budget holds another number of prompts."""
+        if change == 0:
+            return UNLIMITED
+        rest = int(1.15 * budget) - min(ready, budget)
+        if change > 0:
+            # The rest shrinks: until it no longer holds `prefill` prompts, or not all can decode.
+            return max(1, min((rest - prefill * query_len) // change, (budget - ready) // change) + 1)
+        # The rest grows: until it holds one more.
+        return max(1, ((prefill + 1) * query_len - 1 - rest) // -change + 1)
+
+
+UNLIMITED = 1 << 62
+"""More steps than any schedule has."""
 
 _SCHEDULERS: dict[str, Scheduler] = {DecodeFirstSlack.name: DecodeFirstSlack()}
 
