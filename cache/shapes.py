@@ -13,6 +13,7 @@ BOUND_TYPES = ("memory_bound", "communication_bound", "compute_bound_mma", "comp
 """The resources that can limit an operator, in the order in which breakdowns are printed."""
 
 MEMORY_FIELDS = ("total_gb", "weight_gb", "kv_cache_gb", "activation_gb", "reserved_gb")
+_TEXT = (None, None, None)
 IMAGE_FIELDS = ("image_batch_size", "image_height", "image_width")
 
 
@@ -34,7 +35,7 @@ class Segment(NamedTuple):
     requests: int
 
 
-@dataclass(frozen=True, slots=True, order=False)
+@dataclass(frozen=True, slots=True)
 class ForwardShapeKey:
     """One forward pass, as far as its shape can change its latency.
 
@@ -73,6 +74,8 @@ class ForwardShapeKey:
     image_height: int | None = None
     image_width: int | None = None
     segments: tuple[Segment, ...] | None = None
+    # Keys are looked up far more often than made.
+    _hash: int = field(init=False, repr=False, compare=False)
 
     @classmethod
     def of_segments(
@@ -124,12 +127,27 @@ class ForwardShapeKey:
                 f"seq_len is {self.seq_len}; it must be at least query_len ({self.query_len}), "
                 "because the new tokens are part of the sequence."
             )
-        for name in IMAGE_FIELDS:
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise InvalidShapeError(f"{name} is {value}; it must be positive, or None for text.")
+        images = (self.image_batch_size, self.image_height, self.image_width)
+        if images != _TEXT:
+            for name, value in zip(IMAGE_FIELDS, images, strict=True):
+                if value is not None and value <= 0:
+                    raise InvalidShapeError(f"{name} is {value}; it must be positive, or None for text.")
         if self.segments is not None:
             self._check_segments(self.segments)
+        object.__setattr__(self, "_hash", hash(self._fields()))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[ForwardShapeKey], tuple[object, ...]]:
+        # A hash is good in one process only (that of None is an address), so it is made anew.
+        return ForwardShapeKey, self._fields()
+
+    def _fields(self) -> tuple[object, ...]:
+        return (
+            self.is_decode, self.model_concurrency, self.query_len, self.seq_len,
+            self.image_batch_size, self.image_height, self.image_width, self.segments,
+        )  # fmt: skip
 
     def _check_segments(self, segments: tuple[Segment, ...]) -> None:
         for query_len, seq_len, requests in segments:

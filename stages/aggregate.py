@@ -20,6 +20,7 @@ from stages.schedule import NO_PASS
 Records = Mapping[ForwardShapeKey, ForwardLatencyRecord]
 
 UNKNOWN_SOURCE = "unknown"
+_UNKNOWN = {UNKNOWN_SOURCE: 1.0}
 
 
 class _Times(NamedTuple):
@@ -93,7 +94,7 @@ def _mixed_steps_times(candidate: Candidate, plan: Plan, times: Replay, records:
     tpot_ms = 0.0
     if output_tokens > 1:
         decoding_ms = times.after_step_ms(schedule.finish_end) - times.after_step_ms(schedule.finish_start)
-        total_ms = math.fsum(schedule.finish_count * decoding_ms)
+        total_ms = math.fsum((schedule.finish_count * decoding_ms).tolist())
         tpot_ms = total_ms / candidate.concurrency / (output_tokens - 1)
     return _Times(ttft_ms, tpot_ms, _per_s(output_tokens * candidate.concurrency, times.end_ms))
 
@@ -115,7 +116,7 @@ def _per_s(tokens: int, time_ms: float) -> float:
 
 def _mean_first_token_ms(candidate: Candidate, plan: Plan, times: Replay) -> float:
     ends_ms = times.after_step_ms(plan.schedule.first_step)
-    return math.fsum(plan.schedule.first_count * ends_ms) / candidate.concurrency
+    return math.fsum((plan.schedule.first_count * ends_ms).tolist()) / candidate.concurrency
 
 
 def _stop_reason(
@@ -163,19 +164,21 @@ def _first_text(times: Replay, records: Records, *, is_decode: bool) -> str | No
 
 
 def _source_shares(times: Replay, used: list[ForwardLatencyRecord]) -> dict[str, float]:
-    total_ms = math.fsum(times.key_ms)
-    shares: dict[str, float] = {}
-    for time_ms, record in zip(times.key_ms, used, strict=True):
-        sources = record.sources or {UNKNOWN_SOURCE: 1.0}
-        for kind, share in sources.items():
-            shares[kind] = shares.get(kind, 0.0) + (float(time_ms) * share / total_ms if total_ms else 0.0)
-    return dict(sorted(shares.items()))
+    key_ms = times.key_ms.tolist()
+    total_ms = math.fsum(key_ms)
+    kinds_ms: dict[str, list[float]] = {}
+    for time_ms, record in zip(key_ms, used, strict=True):
+        for kind, share in (record.sources or _UNKNOWN).items():
+            kinds_ms.setdefault(kind, []).append(time_ms * share)
+    return {kind: math.fsum(kinds_ms[kind]) / total_ms if total_ms else 0.0 for kind in sorted(kinds_ms)}
 
 
 def _bound_time_shares(times: Replay, used: list[ForwardLatencyRecord]) -> dict[str, float]:
     totals = [0.0] * len(BOUND_TYPES)
-    for time_ms, record in zip(times.key_ms, used, strict=True):
-        for index, share in enumerate(bound_shares(record) or ()):
-            totals[index] += float(time_ms) * share
+    for time_ms, record in zip(times.key_ms.tolist(), used, strict=True):
+        shares = bound_shares(record)
+        if shares is not None:
+            for index, share in enumerate(shares):
+                totals[index] += time_ms * share
     total = math.fsum(totals)
     return {name: value / total for name, value in zip(BOUND_TYPES, totals, strict=True)} if total else {}

@@ -15,7 +15,7 @@ from cache.errors import InvalidValueError
 from stages.candidate import Candidate
 from stages.schedule import NO_PASS, Schedule, ScheduleBuilder
 from stages.scheduler import UNLIMITED, get_scheduler
-from stages.shape_keys import decode_key, prefill_key
+from stages.shape_keys import ShapeKeys
 
 
 def plan_mixed_steps(candidate: Candidate) -> Schedule:
@@ -27,9 +27,7 @@ def plan_mixed_steps(candidate: Candidate) -> Schedule:
         When the scheduler decides on nothing, or on more than there is.
     """
     steps = _MixedSteps(candidate)
-    # All requests pass chunk i before any starts chunk i + 1: those behind the front have one index.
-    for chunk in range(candidate.chunks.num_chunks - 1):
-        steps.pass_chunk(chunk)
+    steps.chunks_before_the_last()
     front, ready = steps.last_chunk_while_all_decode()
     if front or ready.count:
         steps.last_chunk(front, ready)
@@ -47,22 +45,29 @@ class _MixedSteps:
         self.builder = ScheduleBuilder()
         self._candidate = candidate
         self._scheduler = get_scheduler(candidate.engine.scheduler)
-        self._chunks = candidate.chunks
+        self._keys = ShapeKeys(candidate)
+        self._chunks = self._keys.chunks
         self._budget = candidate.budget_tokens
         self._tokens_after_first = candidate.workload.output_length - 1
         # A shape is made and looked up once, however many runs use it.
         self._prefill_index: dict[tuple[int, int], int] = {}
         self._decode_index: dict[int, int] = {0: NO_PASS}
 
-    def pass_chunk(self, chunk: int) -> None:
-        """Plan the pass of a chunk that is not the last."""
-        front = self._candidate.concurrency
-        query_len = self._chunks.query_len(chunk)
+    def chunks_before_the_last(self) -> None:
+        """Plan the passes of all chunks but the last, which are of one length and so of the same steps.
+
+        All requests pass chunk i before any starts chunk i + 1: those behind the front have one index.
+        """
+        front, query_len = self._candidate.concurrency, self._chunks.query_len(0)
+        decisions = []
         while front:
             prefill, _ = self._decide(0, front, query_len)
-            steps = min(front // prefill, self._equal_decisions(0, 0, prefill, query_len))
-            self.builder.run_indexed(self._prefill(prefill, chunk), NO_PASS, steps)
+            steps = min(front // prefill, self._equal_decisions(0, 0, front, prefill, query_len))
+            decisions.append((prefill, steps))
             front -= prefill * steps
+        for chunk in range(self._chunks.num_chunks - 1):
+            for prefill, steps in decisions:
+                self.builder.run_indexed(self._prefill(prefill, chunk), NO_PASS, steps)
 
     def last_chunk_while_all_decode(self) -> tuple[int, ReadyQueue]:
         """Plan the last chunk's pass, and the decoding after it, while every ready request decodes.
@@ -92,7 +97,7 @@ class _MixedSteps:
                 finish = joined[0].count if due == start else 0
                 steps = min(steps, joined[0].steps if finish else due - start)
             change = (prefill if wanted else 0) - finish
-            steps = min(steps, self._equal_decisions(ready, change, prefill, query_len))
+            steps = min(steps, self._equal_decisions(ready, change, front, prefill, query_len))
             self._run(prefill, chunk, ready, change, steps)
             if finish:
                 builder.finished(joined[0].first_step, start, finish, steps)
@@ -119,7 +124,7 @@ class _MixedSteps:
             steps = ready.equal_steps(decode)
             if prefill:
                 steps = 1 if self._tokens_after_first else min(steps, front // prefill)
-            steps = min(steps, self._equal_decisions(ready.count, 0, prefill, query_len))
+            steps = min(steps, self._equal_decisions(ready.count, 0, front, prefill, query_len))
             self._run(prefill, chunk, decode, 0, steps)
             if prefill:
                 front -= prefill * steps
@@ -134,20 +139,20 @@ class _MixedSteps:
         if not change:
             self.builder.run_indexed(prefill_index, self._decode(decode), steps)
             return
-        for count in range(decode, decode + change * steps, change):
-            self.builder.run_indexed(prefill_index, self._decode(count), 1)
+        counts = range(decode, decode + change * steps, change)
+        self.builder.single_steps(prefill_index, [self._decode(count) for count in counts])
 
     def _prefill(self, count: int, chunk: int) -> int:
         if not count:
             return NO_PASS
         shape = (count, chunk)
         if shape not in self._prefill_index:
-            self._prefill_index[shape] = self.builder.index(prefill_key(self._candidate, count, chunk))
+            self._prefill_index[shape] = self.builder.index(self._keys.prefill(count, chunk))
         return self._prefill_index[shape]
 
     def _decode(self, count: int) -> int:
         if count not in self._decode_index:
-            self._decode_index[count] = self.builder.index(decode_key(self._candidate, count))
+            self._decode_index[count] = self.builder.index(self._keys.decode(count))
         return self._decode_index[count]
 
     def _first_tokens(self, start: int, steps: int, count: int) -> None:
@@ -155,8 +160,8 @@ class _MixedSteps:
         if not self._tokens_after_first:
             self.builder.finished(start, start, count, steps)
 
-    def _equal_decisions(self, ready: int, change: int, prefill: int, query_len: int) -> int:
-        return self._scheduler.equal_decisions(ready, change, prefill, query_len, self._budget)
+    def _equal_decisions(self, ready: int, change: int, front: int, prefill: int, query_len: int) -> int:
+        return self._scheduler.equal_decisions(ready, change, front, prefill, query_len, self._budget)
 
     def _decide(self, ready: int, front: int, query_len: int) -> tuple[int, int]:
         prefill, decode = self._scheduler.decide(ready, front, query_len, self._budget)

@@ -13,7 +13,7 @@ from stages.candidate import Candidate
 from stages.mixed_steps import plan_mixed_steps
 from stages.schedule import Schedule, ScheduleBuilder
 from stages.segment_steps import add_segment_steps
-from stages.shape_keys import decode_key, prefill_key
+from stages.shape_keys import ShapeKeys
 
 
 class Rule(StrEnum):
@@ -61,7 +61,7 @@ def plan(candidate: Candidate) -> Plan:
 
 def _plan_decode(candidate: Candidate) -> Plan:
     builder = ScheduleBuilder()
-    builder.run(None, decode_key(candidate, candidate.concurrency), 1)
+    builder.run(None, ShapeKeys(candidate).decode(candidate.concurrency), 1)
     return Plan(Rule.DECODE, builder.build())
 
 
@@ -69,8 +69,9 @@ def _plan_prefill_then_decode(candidate: Candidate) -> Plan:
     """Whole prompts in waves as large as the budget allows, then all requests decode together."""
     builder = ScheduleBuilder()
     length = candidate.workload.effective_input_length
-    _add_waves(builder, candidate, 0, candidate.budget_tokens // length, last=True)
-    builder.run(None, decode_key(candidate, candidate.concurrency), candidate.workload.output_length)
+    keys = ShapeKeys(candidate)
+    _add_waves(builder, keys, candidate.concurrency, 0, candidate.budget_tokens // length)
+    builder.run(None, keys.decode(candidate.concurrency), candidate.workload.output_length)
     return Plan(Rule.PREFILL_THEN_DECODE, builder.build())
 
 
@@ -78,7 +79,7 @@ def _plan_segments_then_decode(candidate: Candidate) -> Plan:
     """Prompts of several lengths in full steps, then all requests decode together."""
     builder = ScheduleBuilder()
     add_segment_steps(builder, candidate)
-    builder.run(None, decode_key(candidate, candidate.concurrency), candidate.workload.output_length)
+    builder.run(None, ShapeKeys(candidate).decode(candidate.concurrency), candidate.workload.output_length)
     return Plan(Rule.SEGMENTS_THEN_DECODE, builder.build())
 
 
@@ -87,23 +88,24 @@ def _plan_prefill(candidate: Candidate) -> Plan:
     if candidate.workload.input_lengths is not None:
         add_segment_steps(builder, candidate)
         return Plan(Rule.PREFILL_WAVES, builder.build())
-    chunks = candidate.chunks
-    if chunks.num_chunks == 1 and candidate.concurrency * chunks.query_len(0) <= candidate.budget_tokens:
-        _add_waves(builder, candidate, 0, candidate.concurrency, last=True)
+    keys, concurrency = ShapeKeys(candidate), candidate.concurrency
+    chunks = keys.chunks
+    if chunks.num_chunks == 1 and concurrency * chunks.query_len(0) <= candidate.budget_tokens:
+        _add_waves(builder, keys, concurrency, 0, concurrency)
         return Plan(Rule.PREFILL_FORWARD, builder.build())
     for chunk in range(chunks.num_chunks):
         wave = max(candidate.budget_tokens // chunks.query_len(chunk), 1)
-        _add_waves(builder, candidate, chunk, wave, last=chunk == chunks.num_chunks - 1)
+        _add_waves(builder, keys, concurrency, chunk, wave)
     return Plan(Rule.PREFILL_WAVES, builder.build())
 
 
-def _add_waves(builder: ScheduleBuilder, candidate: Candidate, chunk: int, wave: int, *, last: bool) -> None:
+def _add_waves(builder: ScheduleBuilder, keys: ShapeKeys, concurrency: int, chunk: int, wave: int) -> None:
     """Run chunk `chunk` of all requests in waves of `wave`; the last chunk ends with first tokens."""
-    full_waves, rest = divmod(candidate.concurrency, wave)
+    last = chunk == keys.chunks.num_chunks - 1
+    full_waves, rest = divmod(concurrency, wave)
     for count, waves in ((wave, full_waves), (rest, 1)):
         if count == 0 or waves == 0:
             continue
         if last:
-            for index in range(waves):
-                builder.first_tokens(builder.steps + index, count)
-        builder.run(prefill_key(candidate, count, chunk), None, waves)
+            builder.first_tokens(builder.steps, count, waves)
+        builder.run(keys.prefill(count, chunk), None, waves)

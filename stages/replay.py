@@ -89,14 +89,11 @@ def replay(
     KeyError
         When a record before the first out-of-memory one is missing.
     """
-    used, oom_index = _reached(schedule, records)
+    used, latencies_ms, oom_index = _reached(schedule, records, engine)
     # Unreached shapes stand as 0: only runs before the out-of-memory pass are read. The last entry, 0,
     # answers NO_PASS.
     raw_ms = np.zeros(len(schedule.keys) + 1)
-    raw_ms[: len(used)] = [
-        engine.fold_decode_ms(records[key].latency_ms) if key.is_decode else records[key].latency_ms
-        for key in used
-    ]
+    raw_ms[: len(used)] = latencies_ms
     prefill_ms, decode_ms = raw_ms[schedule.run_prefill], raw_ms[schedule.run_decode]
     step_ms = scheduler.step_latency_ms(prefill_ms, decode_ms)
     run_ms = schedule.run_steps * step_ms
@@ -124,12 +121,17 @@ def replay(
 
 
 def _reached(
-    schedule: Schedule, records: Mapping[ForwardShapeKey, ForwardLatencyRecord]
-) -> tuple[tuple[ForwardShapeKey, ...], int | None]:
+    schedule: Schedule, records: Mapping[ForwardShapeKey, ForwardLatencyRecord], engine: Engine
+) -> tuple[tuple[ForwardShapeKey, ...], list[float], int | None]:
+    """Return the shapes up to the first out-of-memory one, their folded latencies, and its index."""
+    fold = engine.tokens_per_decode_step
+    latencies_ms: list[float] = []
     for index, key in enumerate(schedule.keys):
-        if records[key].out_of_memory:
-            return schedule.keys[: index + 1], index
-    return schedule.keys, None
+        record = records[key]
+        latencies_ms.append(record.latency_ms / fold if key.is_decode else record.latency_ms)
+        if record.memory_left_gb < 0:
+            return schedule.keys[: index + 1], latencies_ms, index
+    return schedule.keys, latencies_ms, None
 
 
 def _first_run_with(schedule: Schedule, key_index: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,6 +76,13 @@ class ScheduleBuilder:
                 last[2] += steps
                 return
         self._runs.append([prefill_index, decode_index, steps])
+
+    def single_steps(self, prefill_index: int, decode_indexes: Iterable[int]) -> None:
+        """Append single steps that differ in their decode shape, no two neighbours alike."""
+        first, *rest = decode_indexes
+        self.run_indexed(prefill_index, first, 1)
+        self._runs.extend([prefill_index, decode_index, 1] for decode_index in rest)
+        self.steps += len(rest)
 
     def first_tokens(self, step: int, count: int, steps: int = 1) -> None:
         """Note that `count` requests got their first token at the end of `step`.

@@ -46,7 +46,9 @@ class Scheduler(ABC):
             Prefill count, at most `front`; decode count, at most `ready`.
         """
 
-    def equal_decisions(self, ready: int, change: int, prefill: int, query_len: int, budget: int) -> int:
+    def equal_decisions(
+        self, ready: int, change: int, front: int, prefill: int, query_len: int, budget: int
+    ) -> int:
         """Return for how many steps the decision just made surely stays, so that they are planned at once.
 
         Parameters
@@ -55,6 +57,8 @@ class Scheduler(ABC):
             Ready requests in the first of these steps, all or as many as the budget allows of which decode.
         change : int
             By how much `ready` changes after each step.
+        front : int
+            Requests at the front in the first of these steps; 0 means none come.
         prefill : int
             The prefill count of the decision; at least as many stay at the front in every step.
         query_len, budget : int
@@ -83,9 +87,11 @@ class DecodeFirstSlack(Scheduler):
         prefill = max(0, min(front, (int(1.15 * budget) - decode) // query_len))
         return prefill, decode
 
-    def equal_decisions(self, ready: int, change: int, prefill: int, query_len: int, budget: int) -> int:
+    def equal_decisions(
+        self, ready: int, change: int, front: int, prefill: int, query_len: int, budget: int
+    ) -> int:
         """Return after how many steps the rest of the budget holds another number of prompts."""
-        if change == 0:
+        if change == 0 or (change < 0 and front == 0):
             return UNLIMITED
         rest = int(1.15 * budget) - min(ready, budget)
         if change > 0:

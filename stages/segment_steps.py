@@ -9,7 +9,7 @@ from cache.shapes import Segment
 from stages.candidate import Candidate
 from stages.lengths import Sample, effective_length
 from stages.schedule import ScheduleBuilder
-from stages.shape_keys import segments_key
+from stages.shape_keys import ShapeKeys
 
 
 @dataclass
@@ -35,11 +35,12 @@ def add_segment_steps(builder: ScheduleBuilder, candidate: Candidate) -> None:
     hit_rate = workload.prefix_cache_hit_rate
     replicas = candidate.parallelism.dp
     samples = workload.input_lengths.samples(-(-candidate.concurrency // replicas), hit_rate)
+    keys = ShapeKeys(candidate)
     prompts = [Sample(effective_length(length, hit_rate), requests) for length, requests in samples]
     for step in segment_steps(prompts, candidate.engine.max_batched_tokens):
         if step.completed:
             builder.first_tokens(builder.steps, step.completed * replicas)
-        builder.run(segments_key(candidate, step.segments), None, 1)
+        builder.run(keys.segments(step.segments), None, 1)
 
 
 def segment_steps(prompts: list[Sample], budget: int) -> Iterator[SegmentStep]:
