@@ -12,8 +12,9 @@ from cache.identity import TableIdentity
 from pipeline.cell_search import CellSearch
 from pipeline.config import LoadedConfig
 from pipeline.grid import engines, is_searched, parallelisms, workloads
-from stages.candidate import Candidate, Mode
+from stages.candidate import Candidate, CandidateResult, Mode
 from stages.parallelism import Parallelism
+from stages.pd_ratio import KvTransfer
 from stages.runners.base import Deployment, RunnerOptions, RunnerSpec
 from stages.workload import Engine, Workload
 
@@ -40,6 +41,8 @@ class Cell:
         Limits that apply in this mode.
     search : CellSearch or None
         How candidates are found, where they are not known beforehand.
+    transfer : KvTransfer or None
+        How prefill hands over to decode, where the two are paired.
     """
 
     index: int
@@ -56,6 +59,7 @@ class Cell:
     ttft_limit_ms: float | None
     tpot_limit_ms: float | None
     search: CellSearch | None = None
+    transfer: KvTransfer | None = None
 
     def candidate(self, batch_size: int, engine: Engine | None = None) -> Candidate:
         """Return the candidate of one batch size; `engine` stands in for the cell's."""
@@ -68,6 +72,10 @@ class Cell:
             self.ttft_limit_ms,
             self.tpot_limit_ms,
         )
+
+    def judged(self, candidate: Candidate, result: CandidateResult) -> CandidateResult:
+        """Return a candidate's result as it counts in this cell."""
+        return result if self.transfer is None else self.transfer.handed_over(candidate, result)
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Return the candidates, one per batch size."""
@@ -130,6 +138,7 @@ def expand(loaded: LoadedConfig) -> list[Cell]:
                         None if mode == "decode" else config.limits.ttft_ms,
                         None if mode == "prefill" else config.limits.tpot_ms,
                         search,
+                        None if config.ratio is None else config.ratio.kv_transfer.transfer(),
                     )
                 )
         specs.check_some_are_left()

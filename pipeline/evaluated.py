@@ -50,4 +50,5 @@ def evaluated_rows(cell: Cell, found: Sequence[CandidateResult] | Searched) -> t
     """Return the rows of a cell, whether its candidates were listed or searched."""
     if isinstance(found, Searched):
         return found.rows
-    return tuple(Evaluated(*pair) for pair in zip(cell.candidates(), found, strict=True))
+    pairs = zip(cell.candidates(), found, strict=True)
+    return tuple(Evaluated(candidate, cell.judged(candidate, result)) for candidate, result in pairs)

@@ -20,10 +20,11 @@ from pipeline.rows import BEST_COLUMNS, ranked
 from pipeline.saved import RESULTS_NAME, RunFacts
 
 BEST_NAME = "best.csv"
+RATIO_NAME = "ratio.csv"
 REPORT_NAME = "report.html"
 MANIFEST_NAME = "manifest.json"
 LOG_NAME = "run.log"
-RUN_FILES = (RESULTS_NAME, BEST_NAME, REPORT_NAME, MANIFEST_NAME, LOG_NAME)
+RUN_FILES = (RESULTS_NAME, BEST_NAME, RATIO_NAME, REPORT_NAME, MANIFEST_NAME, LOG_NAME)
 
 MANIFEST_VERSION = 1
 
@@ -90,6 +91,8 @@ class OutputFolder:
                     os.fsync(file.fileno())
             for name in order:
                 temporary[name].replace(self.path / name)
+            if RATIO_NAME not in files:  # A replaced run may have left one.
+                (self.path / RATIO_NAME).unlink(missing_ok=True)
         except OSError as error:
             for path in temporary.values():
                 path.unlink(missing_ok=True)

@@ -48,6 +48,7 @@ def _halves(rows: pd.DataFrame, latency: str) -> list[Half]:
             row["num_devices"],
             row["parallelism"],
             row["device"],
+            0.0 if pd.isna(row["kv_transfer_ms"]) else row["kv_transfer_ms"],
         )
         for row in rows.to_dict("records")
     ]

@@ -73,6 +73,7 @@ SCHEMA = pa.schema(
         ("decode_breakdown", pa.string()),
         *((f"{name}_share", pa.float64()) for name in BOUND_TYPES),
         *((f"{kind}_share", pa.float64()) for kind in SOURCE_KINDS),
+        ("kv_transfer_ms", pa.float64()),
         ("visit", pa.int64()),
         ("bisection_batch_size", pa.int64()),
         ("bisection_loss", pa.float64()),

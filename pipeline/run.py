@@ -28,6 +28,7 @@ from pipeline.outputs import (
     BEST_NAME,
     LOG_NAME,
     MANIFEST_NAME,
+    RATIO_NAME,
     REPORT_NAME,
     OutputFolder,
     best_file,
@@ -37,6 +38,7 @@ from pipeline.outputs import (
 )
 from pipeline.places import note_use, places_for, require_sent, send_unsent
 from pipeline.progress import RunProgress
+from pipeline.ratio_mode import ratio_file
 from pipeline.report.page import report_page
 from pipeline.rows import result_rows
 from pipeline.saved import RESULTS_NAME, RunFacts, SavedRun, best_traces, results_file
@@ -104,11 +106,12 @@ class RunCounts:
 
 @dataclass(frozen=True)
 class SweepRun:
-    """A finished run: its rows as written, and its counts."""
+    """A finished run: its rows as written, its counts, and the devices that its pairs share."""
 
     out: Path
     frame: pd.DataFrame
     counts: RunCounts
+    total_devices: int | None = None
 
 
 def run_sweep(loaded: LoadedConfig, options: RunOptions, console: Console) -> SweepRun:
@@ -136,11 +139,14 @@ def run_sweep(loaded: LoadedConfig, options: RunOptions, console: Console) -> Sw
     folder = OutputFolder(options.out, run, force=options.force)
     with _LogTo(options.out / LOG_NAME):
         evaluated, counts = _execute(cells, options, places, watch, console)
+        ratio = loaded.config.ratio
         table = result_rows(cells, evaluated)
         frame = table.to_pandas()
         traces = best_traces(frame, [one.result for rows in evaluated for one in rows])
         facts = RunFacts(run, config, versions(), _tables(cells, counts), traces)
         files = {RESULTS_NAME: results_file(table, facts), BEST_NAME: best_file(frame)}
+        if ratio is not None:
+            files[RATIO_NAME] = ratio_file(frame, ratio.total_devices)
         files[REPORT_NAME] = report_page(SavedRun(frame, facts))
         summary = _counts(counts)
         files[MANIFEST_NAME] = manifest_file(facts, _manifest_counts(cells, frame, summary), files)
@@ -152,7 +158,7 @@ def run_sweep(loaded: LoadedConfig, options: RunOptions, console: Console) -> Sw
         note_use(cells, loaded, places)
         if not options.frozen:
             require_sent(places)
-    return SweepRun(options.out, frame, summary)
+    return SweepRun(options.out, frame, summary, None if ratio is None else ratio.total_devices)
 
 
 def _open_tables(cells: Sequence[Cell], places: Places) -> None:

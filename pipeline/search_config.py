@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from pipeline.config_fields import Count, Milliseconds, OneOrMore, Section, Sizes
+from stages.pd_ratio import KvTransfer
 from stages.search import Strategy
 
 
@@ -58,6 +59,14 @@ class KvTransferSection(Section):
         if (self.bandwidth_gb_per_s is None) != (self.bytes_per_token is None):
             raise ValueError("bandwidth_gb_per_s and bytes_per_token belong together; give both, or neither")
         return self
+
+    def transfer(self) -> KvTransfer:
+        """Return the transfer that the section describes; 1 GB/s is 10**9 bytes per second."""
+        if self.bandwidth_gb_per_s is None or self.bytes_per_token is None:
+            return KvTransfer(latency_ms=self.latency_ms, overlapped=self.overlapped)
+        return KvTransfer(
+            self.bytes_per_token, self.bandwidth_gb_per_s * 1e9, self.latency_ms, self.overlapped
+        )
 
 
 class RatioSection(Section):

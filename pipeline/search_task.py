@@ -43,7 +43,7 @@ def search_task(cell: Cell, wanted: CellSearch, places: Places, _after: object =
     `_after` is what came before on the same identity: one writer at a time.
     """
     session = open_session(places.tables, cell.identity)
-    walk = _Walk(cell_table(cell.index, cell.spec, cell.identity, session), places)
+    walk = _Walk(cell, cell_table(cell.index, cell.spec, cell.identity, session), places)
     rows: list[Evaluated] = []
     visits = 0
     with session.writer:
@@ -65,7 +65,8 @@ def search_task(cell: Cell, wanted: CellSearch, places: Places, _after: object =
 class _Walk:
     """Takes candidates through the stages one by one, and keeps count."""
 
-    def __init__(self, table: ForwardLatencyTable, places: Places) -> None:
+    def __init__(self, cell: Cell, table: ForwardLatencyTable, places: Places) -> None:
+        self._cell = cell
         self.table = table
         self.used: dict[ForwardShapeKey, None] = {}
         self.stopped = 0
@@ -76,14 +77,15 @@ class _Walk:
         candidate = make(batch_size)
         plan, times, records = self._walked(candidate)
         self.used.update(dict.fromkeys(records))
-        result = aggregate(candidate, plan, times, records)
+        result = self._cell.judged(candidate, aggregate(candidate, plan, times, records))
         self.stopped += result.out_of_memory
         return result
 
     def traced(self, candidate: Candidate) -> CandidateResult:
         """Return the result of a candidate with its trace, as the best one of a cell has it."""
         plan, times, records = self._walked(candidate)
-        return replace(aggregate(candidate, plan, times, records), trace=trace(plan, times, records))
+        result = self._cell.judged(candidate, aggregate(candidate, plan, times, records))
+        return replace(result, trace=trace(plan, times, records))
 
     def _walked(self, candidate: Candidate) -> tuple[Plan, Replay, Records]:
         check_stop()

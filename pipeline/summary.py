@@ -19,6 +19,7 @@ from pipeline.findings import (
     workload_text,
 )
 from pipeline.pareto_text import pareto_chart
+from pipeline.ratio_mode import print_splits
 from pipeline.ratios import run_ratios
 from pipeline.rows import WORKLOAD_COLUMNS, ranked
 from pipeline.run import SweepRun
@@ -47,6 +48,8 @@ def print_summary(run: SweepRun, console: Console) -> None:
             _print_mode(mode, best[best["mode"] == mode], frame, console)
         _print_devices(frame, console)
         _print_ratios(frame, console)
+        if run.total_devices is not None:
+            print_splits(frame, run.total_devices, console)
         for line in pareto_chart(frame, _WIDTH):
             console.print(escape(line), soft_wrap=True)
         print_missed(frame, console)

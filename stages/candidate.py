@@ -129,6 +129,8 @@ class CandidateResult:
         says nothing.
     bound_shares : mapping
         Share of the candidate's time per bound type.
+    kv_transfer_ms : float or None
+        How much of the TTFT is handing the KV cache over to decode, ms; None where nothing is.
     trace : Trace or None
         Where its time goes; only a sweep's best candidates have one.
     """
@@ -153,6 +155,7 @@ class CandidateResult:
     stop_shape: str | None = None
     source_shares: Mapping[str, float] = field(default_factory=dict)
     bound_shares: Mapping[str, float] = field(default_factory=dict)
+    kv_transfer_ms: float | None = None
     trace: Trace | None = field(default=None, compare=False, repr=False)
 
     @property

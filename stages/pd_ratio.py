@@ -1,12 +1,15 @@
-"""Prefill/decode ratio: how many prefill instances one decode instance needs.
+"""Prefill/decode ratio: how many prefill instances one decode instance needs, and how devices are split.
 
-The formulas are those of the design, section 4.
+The formulas are those of the design, section 4, with the time that handing over a KV cache takes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from stages.candidate import Candidate, CandidateResult, limit_stop_reason
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class Half:
         Devices of one instance.
     parallelism, device : str
         For people; ties are broken by the first.
+    kv_transfer_ms : float
+        How much of a prefill half's latency is handing the KV cache over to decode.
     """
 
     latency_ms: float
@@ -31,6 +36,48 @@ class Half:
     num_devices: int
     parallelism: str
     device: str = ""
+    kv_transfer_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class KvTransfer:
+    """How a prefill instance hands the KV cache of its prompts to decode, over one link of its own.
+
+    Parameters
+    ----------
+    bytes_per_token : float
+        KV cache of one prompt token over all layers, bytes; 0 leaves only the latency.
+    bytes_per_s : float
+        Bandwidth of the link; infinity when there is no limit.
+    latency_ms : float
+        Of one transfer, however large.
+    overlapped : bool
+        Whether the transfer runs beside the prefill it belongs to, layer by layer, so that only what
+        exceeds the prefill adds time. Otherwise the next prefill waits for it.
+    """
+
+    bytes_per_token: float = 0.0
+    bytes_per_s: float = math.inf
+    latency_ms: float = 0.0
+    overlapped: bool = False
+
+    def added_ms(self, tokens: int, prefill_ms: float) -> float:
+        """Return what handing over `tokens` adds to a prefill that takes `prefill_ms`."""
+        transfer_ms = self.latency_ms + 1000 * tokens * self.bytes_per_token / self.bytes_per_s
+        return max(transfer_ms - prefill_ms, 0.0) if self.overlapped else transfer_ms
+
+    def handed_over(self, candidate: Candidate, result: CandidateResult) -> CandidateResult:
+        """Return a prefill result whose TTFT, and the judgement of it, include the transfer.
+
+        All requests of the candidate are handed over together. Other modes, and prefills out of
+        memory, hand nothing over.
+        """
+        if candidate.mode != "prefill" or result.ttft_ms is None or result.out_of_memory:
+            return result
+        added_ms = self.added_ms(candidate.input_tokens, result.ttft_ms)
+        ttft_ms = result.ttft_ms + added_ms
+        reason = limit_stop_reason(ttft_ms, None, candidate.ttft_limit_ms, None)
+        return replace(result, ttft_ms=ttft_ms, stop_reason=reason, kv_transfer_ms=added_ms)
 
 
 @dataclass(frozen=True)
@@ -118,3 +165,48 @@ def instance_counts(
             best = (prefills, decodes)
         decodes += 1
     return best
+
+
+@dataclass(frozen=True)
+class Split:
+    """Instances of a pair on some devices, and what they serve together.
+
+    Attributes
+    ----------
+    prefills, decodes : int
+        Instances of each half; 0 when not even one of each fits.
+    qps : float
+        Requests per second of all of them, bound by the slower half.
+    """
+
+    prefills: int
+    decodes: int
+    qps: float
+
+
+def nearest_split(row: RatioRow, total_devices: int) -> Split:
+    """Return the split whose prefill count is nearest to the ratio, see `instance_counts`."""
+    counts = instance_counts(row.pd_ratio, row.prefill.num_devices, row.decode.num_devices, total_devices)
+    return _split(row, *counts)
+
+
+def best_split(row: RatioRow, total_devices: int) -> Split:
+    """Return the split within `total_devices` that serves the most requests per second.
+
+    Every count of decode instances is tried, with all prefill instances that still fit. Of equally
+    fast splits the one with the fewest devices is returned, then the one with the fewest decodes.
+    """
+    devices_p, devices_d = row.prefill.num_devices, row.decode.num_devices
+    best, least = Split(0, 0, 0.0), 0
+    for decodes in range(1, (total_devices - devices_p) // devices_d + 1):
+        most = (total_devices - decodes * devices_d) // devices_p
+        enough = max(1, math.ceil(decodes * row.pd_ratio))
+        split = _split(row, min(most, enough), decodes)
+        used = split.prefills * devices_p + decodes * devices_d
+        if split.qps > best.qps or (split.qps == best.qps and used < least):
+            best, least = split, used
+    return best
+
+
+def _split(row: RatioRow, prefills: int, decodes: int) -> Split:
+    return Split(prefills, decodes, min(prefills * row.p_qps, decodes * row.d_qps))
