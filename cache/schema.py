@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,12 +107,20 @@ def rows_table(rows: Sequence[StoredRecord], identity: TableIdentity) -> pa.Tabl
     return pa.table({name: pa.array(columns[name], SCHEMA.field(name).type) for name in COLUMNS}, SCHEMA)
 
 
-def encode_table(table: pa.Table, identity: TableIdentity) -> bytes:
-    """Return a part file's bytes for `table`, with schema version and identity in its metadata."""
-    version = SCHEMA_VERSION
+def written_form(table: pa.Table) -> tuple[int, pa.Table]:
+    """Return the oldest schema version that can hold `table`, and the table with that version's columns."""
     if table["segments"].null_count == table.num_rows:
-        version, table = 1, table.drop_columns(["segments"])
+        return 1, table.drop_columns(["segments"])
+    return SCHEMA_VERSION, table
+
+
+def encode_table(
+    table: pa.Table, identity: TableIdentity, more_metadata: Mapping[bytes, bytes] | None = None
+) -> bytes:
+    """Return a part file's bytes for `table`, with schema version and identity in its metadata."""
+    version, table = written_form(table)
     metadata = {
+        **(more_metadata or {}),
         _VERSION_KEY: str(version).encode(),
         _IDENTITY_KEY: identity.canonical.encode(),
         _LABEL_KEY: identity.label.encode(),

@@ -105,8 +105,14 @@ class ShapeStore:
         try:
             data = folder.read(IDENTITY_NAME)
         except FileNotFoundError:
-            return StoredTable(folder, self._identity_of_parts(folder))
-        return StoredTable(folder, parse_identity_file(data, f"{folder}/{IDENTITY_NAME}"))
+            identity = self._identity_of_parts(folder)
+        else:
+            identity = parse_identity_file(data, f"{folder}/{IDENTITY_NAME}")
+        if identity.id != table_id:
+            raise StoreError(
+                f"{folder} holds the table {identity.id}, whose name its folder must have; rename it back."
+            )
+        return StoredTable(folder, identity)
 
     def _identity_of_parts(self, folder: Folder) -> TableIdentity:
         """Return the identity in the first readable part: each carries it."""

@@ -43,7 +43,7 @@ class Part:
         """The file's name without its folder."""
         return self.source.rpartition("/")[2]
 
-    def keys(self) -> Iterator[KeyRow]:
+    def key_rows(self) -> Iterator[KeyRow]:
         """Yield the key of each row, as a tuple."""
         return zip(*(_to_list(self.table[name]) for name in KEY_COLUMNS), strict=True)
 
@@ -106,7 +106,7 @@ class TableView(Mapping[ForwardShapeKey, ForwardLatencyRecord]):
 
     def _index(self, part: Part) -> None:
         self.parts.append(part)
-        for index, key in enumerate(part.keys()):
+        for index, key in enumerate(part.key_rows()):
             first, first_index = self._rows.setdefault(key, (part, index))
             if first is part and first_index == index:
                 continue
@@ -135,6 +135,13 @@ class TableView(Mapping[ForwardShapeKey, ForwardLatencyRecord]):
     def out_of_memory_rows(self) -> dict[KeyRow, bool]:
         """Return, for the row of each key, whether its record is out of memory."""
         return {key: part.column("memory_left_gb")[index] < 0 for key, (part, index) in self._rows.items()}
+
+    def record_rows(self) -> dict[KeyRow, tuple[Any, ...]]:
+        """Return, for the row of each key, the values of its record in the order of `VALUE_COLUMNS`."""
+        return {
+            key: tuple(part.column(name)[index] for name in VALUE_COLUMNS)
+            for key, (part, index) in self._rows.items()
+        }
 
     def distinct(self) -> pa.Table:
         """Return all rows as one table, each key once as first computed, in the order of the keys.

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from cache.errors import ShapecastError
+from pipeline.cli_tables import Tables, tables_app
 from pipeline.terminal import plain_warnings, print_error
 
 app = typer.Typer(
@@ -20,6 +21,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+app.add_typer(tables_app)
 
 
 class SchedulerName(StrEnum):
@@ -36,16 +40,6 @@ class ReportFormat(StrEnum):
     HTML = "html"
     MD = "md"
     CSV = "csv"
-
-
-Tables = Annotated[
-    str | None,
-    typer.Option(
-        "--tables",
-        help="Path or URL of the shape tables. [default: $SHAPECAST_TABLES, else the user cache]",
-        show_default=False,
-    ),
-]
 
 
 def _version(value: bool) -> None:

@@ -1,0 +1,1 @@
+"""What `shapecast tables` does."""
