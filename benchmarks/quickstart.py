@@ -1,4 +1,4 @@
-"""Question: how long do a cold and a warm quickstart take as whole commands, and how much memory do they need?
+"""Question: how long do a cold and a warm quickstart take as whole commands, and how much memory?
 
 The bounds are 20 s cold, 3 s warm with no forward call, and 400 MiB.
 """

@@ -13,7 +13,9 @@ CALLS = 200
 DEPLOYMENTS = {
     "Qwen3-32B TP=8": Deployment("Qwen/Qwen3-32B", "H100-SXM-80G", Parallelism(tp=8)),
     "Llama-3.1-70B TP=4 PP=2": Deployment("meta-llama/Llama-3.1-70B", "H200-SXM-141G", Parallelism(4, 1, 2)),
-    "Qwen3-235B-A22B TP=4 DP=2 EP=8": Deployment("Qwen/Qwen3-235B-A22B", "B200-SXM-180G", Parallelism(4, 2, 1, 8)),
+    "Qwen3-235B-A22B TP=4 DP=2 EP=8": Deployment(
+        "Qwen/Qwen3-235B-A22B", "B200-SXM-180G", Parallelism(4, 2, 1, 8)
+    ),
     "DeepSeek-V3 DP=8 EP=8": Deployment("deepseek-ai/DeepSeek-V3", "B200-SXM-180G", Parallelism(1, 8, 1, 8)),
     "gpt-oss-120b TP=2": Deployment("openai/gpt-oss-120b", "H100-SXM-80G", Parallelism(tp=2)),
 }  # fmt: skip
