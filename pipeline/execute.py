@@ -11,13 +11,22 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+import dask.local
+import dask.multiprocessing
+import dask.threaded
 from dask.base import compute as dask_compute
 from dask.callbacks import Callback
 
 from cache.errors import ShapecastError
 from pipeline.tasks import Watch, close_sessions, start_run
 
-SCHEDULERS = ("threads", "processes", "single-threaded")
+# The functions themselves: by name, Dask would import `distributed` wherever it is installed.
+_GETS = {
+    "threads": dask.threaded.get,
+    "processes": dask.multiprocessing.get,
+    "single-threaded": dask.local.get_sync,
+}
+SCHEDULERS = tuple(_GETS)
 
 TaskDone = Callable[[str, Any], None]
 TaskStarted = Callable[[str], None]
@@ -69,7 +78,7 @@ def compute(
     try:
         with _Events(started, done), _executor(scheduler, jobs) as pool, _gentle_interrupt(watch, pool):
             results: tuple[Any, ...] = dask_compute(  # type: ignore[no-untyped-call]
-                *wanted, scheduler=scheduler, pool=pool, num_workers=jobs, optimize_graph=False
+                *wanted, scheduler=_GETS[scheduler], pool=pool, num_workers=jobs, optimize_graph=False
             )
     except BaseException:
         with suppress(ShapecastError):  # The first error says why; this one would only repeat it.

@@ -9,6 +9,7 @@ identities run in parallel.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from dask.delayed import Delayed, delayed
@@ -38,37 +39,32 @@ def build_graph(cells: Sequence[Cell], places: Places) -> list[tuple[Delayed, De
     for cell in cells:
         before = last.get(cell.identity.id)
         if cell.search is not None:
-            searched = _task(search_task, f"search-{cell.index}", cell, cell.search, places, before)
-            done = _task(searched_counts, f"done-{cell.index}", searched)
+            searched = _task(f"search-{cell.index}", partial(search_task, cell, cell.search, places), before)
+            done = _task(f"done-{cell.index}", searched_counts, searched)
             last[cell.identity.id] = done
             wanted.append((searched, done))
             continue
         inputs = cell.plan_inputs()
         name = content_digest(repr(inputs))[:16]
         if name not in plans:
-            planned = _task(plan_task, f"plan-{name}", inputs, places)
-            plans[name] = planned, _task(dedupe_task, f"dedupe-{name}", planned)
+            planned = _task(f"plan-{name}", partial(plan_task, inputs, places))
+            plans[name] = planned, _task(f"dedupe-{name}", dedupe_task, planned)
         planned, keys = plans[name]
-        prefetched = _task(
-            prefetch_task,
-            f"prefetch-{cell.index}",
-            cell.index,
-            cell.spec,
-            cell.identity,
-            planned,
-            keys,
-            places,
-            before,
-        )
-        done = _task(done_task, f"done-{cell.index}", prefetched)
+        prefetch = partial(prefetch_task, cell.index, cell.spec, cell.identity, places=places)
+        prefetched = _task(f"prefetch-{cell.index}", prefetch, planned, keys, before)
+        done = _task(f"done-{cell.index}", done_task, prefetched)
         last[cell.identity.id] = done
         candidates = cell.candidates()
-        times = _task(replay_task, f"replay-{cell.index}", candidates, planned, prefetched, places)
-        results = _task(aggregate_task, f"aggregate-{cell.index}", candidates, planned, times, prefetched)
+        replay = partial(replay_task, candidates, places=places)
+        times = _task(f"replay-{cell.index}", replay, planned, prefetched)
+        results = _task(
+            f"aggregate-{cell.index}", partial(aggregate_task, candidates), planned, times, prefetched
+        )
         wanted.append((results, done))
     return wanted
 
 
-def _task(function: Callable[..., Any], name: str, *arguments: Any) -> Delayed:
-    task: Delayed = delayed(function, traverse=False)(*arguments, dask_key_name=name)
+def _task(name: str, function: Callable[..., Any], *dependencies: Delayed | None) -> Delayed:
+    """Return a task. Its data are bound to the function: Dask would search arguments for tasks inside."""
+    task: Delayed = delayed(function, traverse=False)(*dependencies, dask_key_name=name)
     return task

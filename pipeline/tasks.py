@@ -144,8 +144,8 @@ def prefetch_task(
     identity: TableIdentity,
     plans: Sequence[Plan],
     keys: Sequence[ForwardShapeKey],
+    _after: object,
     places: Places,
-    _after: object = None,
 ) -> Prefetched:
     """Make the records of a cell known; new ones are published before this returns.
 
