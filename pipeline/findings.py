@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.rows import WORKLOAD_COLUMNS, ranked
+from pipeline.rows import SCHEMA, WORKLOAD_COLUMNS, ranked
 from pipeline.units import format_number
 from stages.candidate import MODES
 
-_SERIES_COLUMNS = (
-    "mode", "runner", "model", "device", "parallelism", *WORKLOAD_COLUMNS, "max_batched_tokens",
-    "num_mtp_tokens", "serving_cost_ms", "scheduler",
-)  # fmt: skip
+_LOAD_COLUMNS = {"batch_size", "concurrency"}
+_NO_GROUPS = {"cell", "effective_input_length", "mtp_acceptance_rate"}
+_SERIES_COLUMNS = [
+    name for name in SCHEMA.names[: SCHEMA.names.index("feasible")] if name not in _LOAD_COLUMNS | _NO_GROUPS
+]
+"""The inputs of a row, less its load: what tells deployments under rising load apart."""
 
 
 def workload_text(row: Mapping[Any, Any]) -> str:
@@ -54,44 +56,74 @@ def figures_text(row: Mapping[Any, Any]) -> str:
     return ", ".join(parts)
 
 
+def with_derived(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a run's rows with what follows from them; rows that have it already are returned as they are.
+
+    The columns are `row` (the row's number in the run), `tokens_per_s_per_user` (1000 / TPOT), `workload`
+    (in words), `workload_number` (in the order of the config) and `series` (the same for one deployment
+    under all its loads).
+    """
+    if "series" in frame:
+        return frame
+    numbers = frame.groupby(WORKLOAD_COLUMNS, sort=False, dropna=False).ngroup().to_numpy()
+    firsts = frame.iloc[np.unique(numbers, return_index=True)[1]]
+    texts = np.array([workload_text(row) for row in firsts.to_dict("records")], dtype=object)
+    columns = [name for name in _SERIES_COLUMNS if name in frame]
+    with np.errstate(divide="ignore"):
+        per_user = 1000 / frame["tpot_ms"].astype("float64")
+    return frame.assign(
+        row=range(len(frame)),
+        tokens_per_s_per_user=per_user,
+        workload=texts[numbers] if len(frame) else [],
+        workload_number=numbers,
+        series=frame.groupby(columns, sort=False, dropna=False).ngroup(),
+    )
+
+
 def winners(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the best feasible row of each mode, workload, runner, model and device, in that order.
 
     The column `rank` is the row's place within its mode; modes, workloads and models stand in the order of
-    the config, the devices of one model best first.
+    the config, the devices of one model best first. The rows have the columns of `with_derived`.
     """
-    best = ranked(frame.assign(row=range(len(frame))))
-    tops = best.drop_duplicates(["mode", "runner", "model", "device", *WORKLOAD_COLUMNS])
-    # A row's place in the order of the config: that of the first row of its kind.
-    order = pd.DataFrame(
+    rows = with_derived(frame)
+    tops = ranked(rows).drop_duplicates(["mode", "workload_number", "runner", "model", "device"])
+    places = pd.DataFrame(
         {
-            "mode": [MODES.index(mode) for mode in frame["mode"]],
-            "workload": frame.groupby(WORKLOAD_COLUMNS, sort=False, dropna=False).ngroup().to_numpy(),
-            "runner": pd.factorize(frame["runner"])[0],
-            "model": pd.factorize(frame["model"])[0],
+            "mode": [MODES.index(mode) for mode in tops["mode"]],
+            "workload": tops["workload_number"].to_numpy(),
+            "runner": _first_places(rows["runner"], tops["runner"]),
+            "model": _first_places(rows["model"], tops["model"]),
+            "rank": tops["rank"].to_numpy(),
         }
     )
-    places = order.iloc[tops["row"]].assign(rank=tops["rank"].to_numpy()).reset_index(drop=True)
-    sorted_places = places.sort_values(list(places.columns), kind="stable").index
-    return tops.iloc[sorted_places].reset_index(drop=True)
+    return tops.iloc[places.sort_values(list(places.columns), kind="stable").index].reset_index(drop=True)
 
 
-def best_overall(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the best row per model and workload: aggregated where that is feasible, else of each half."""
-    best = winners(frame)
+def _first_places(column: pd.Series, values: pd.Series) -> list[int]:
+    """Return where each of `values` first stands among the distinct values of `column`."""
+    places = {value: place for place, value in enumerate(column.unique())}
+    return [places[value] for value in values]
+
+
+def best_overall(best: pd.DataFrame) -> pd.DataFrame:
+    """Return the best of `winners` per model and workload: aggregated if any is, else of each half."""
     modes = ["aggregated"] if (best["mode"] == "aggregated").any() else list(best["mode"].unique())
-    return best[best["mode"].isin(modes)].drop_duplicates(["mode", "model", *WORKLOAD_COLUMNS])
+    return best[best["mode"].isin(modes)].drop_duplicates(["mode", "model", "workload_number"])
 
 
-def answer(frame: pd.DataFrame) -> list[tuple[str, str, str]]:
-    """Return the answer per model and workload: the question, the deployment, and its figures."""
+def answer(best: pd.DataFrame) -> list[tuple[str, str, str]]:
+    """Return the answer per model and workload: the question, the deployment, and its figures.
+
+    `best` is what `winners` returns.
+    """
     return [
         (
             f"Best {row['mode']} deployment of {row['model']} for {workload_text(row)}",
             deployment_text(row),
             figures_text(row),
         )
-        for row in best_overall(frame).to_dict("records")
+        for row in best_overall(best).to_dict("records")
     ]
 
 
@@ -102,31 +134,24 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
     return last if len(set(last.values())) == len(full) else {name: name for name in full}
 
 
-def user_speed(frame: pd.DataFrame) -> pd.Series:
-    """Return the output tokens per second that one user sees: 1000 / TPOT."""
-    with np.errstate(divide="ignore"):
-        return 1000 / frame["tpot_ms"].astype("float64")
-
-
 def trade_off_axis(mode: str) -> tuple[str, bool]:
     """Return what a mode trades throughput for: a column, and whether more of it is better."""
     return ("ttft_ms", False) if mode == "prefill" else ("tokens_per_s_per_user", True)
 
 
 def pareto_front(frame: pd.DataFrame, mode: str) -> list[int]:
-    """Return the positions of a mode's rows that no other beats in both throughput and speed.
+    """Return the numbers of a mode's rows that no other beats in both throughput and speed.
 
     Fronts are separate per model and workload and hold feasible rows only; of rows with equal figures the
-    first is on it. Positions are those in `frame`, front by front, from low to high on the trade-off's axis.
+    first is on it. Numbers are those of the column `row`, front by front, from low to high on the axis.
     """
     axis, more_is_better = trade_off_axis(mode)
     rows = with_derived(frame)
     rows = rows[(rows["mode"] == mode) & rows["feasible"]]
     front: list[int] = []
-    for _, group in rows.groupby(["model", *WORKLOAD_COLUMNS], sort=False, dropna=False):
-        speed = group[axis] if more_is_better else -group[axis]
-        order = group.assign(speed=speed).sort_values(
-            ["speed", "tokens_per_s_per_device"], ascending=[False, False], kind="stable"
+    for _, group in rows.groupby(["model", "workload_number"], sort=False):
+        order = group[["row", axis, "tokens_per_s_per_device"]].sort_values(
+            [axis, "tokens_per_s_per_device"], ascending=[not more_is_better, False], kind="stable"
         )
         best = -math.inf
         kept = []
@@ -138,45 +163,20 @@ def pareto_front(frame: pd.DataFrame, mode: str) -> list[int]:
     return front
 
 
-def with_derived(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with their number (`row`), the speed per user and the workload in words."""
-    rows = frame.assign(row=range(len(frame)), tokens_per_s_per_user=user_speed(frame))
-    texts: dict[tuple[Any, ...], str] = {}
-    keys = _workload_keys(frame)
-    for key, row in zip(keys, frame[WORKLOAD_COLUMNS].to_dict("records"), strict=True):
-        if key not in texts:
-            texts[key] = workload_text(row)
-    return rows.assign(workload=[texts[key] for key in keys])
-
-
-def _workload_keys(frame: pd.DataFrame) -> list[tuple[Any, ...]]:
-    """Return each row's workload as a tuple that equals that of the same workload, nulls too."""
-    columns = [frame[name].astype(object).where(frame[name].notna(), None) for name in WORKLOAD_COLUMNS]
-    return list(zip(*columns, strict=True))
-
-
-def series(frame: pd.DataFrame) -> pd.Series:
-    """Return a number per row that is the same for one deployment under all its loads."""
-    columns = [name for name in _SERIES_COLUMNS if name in frame]
-    return frame.groupby(columns, sort=False, dropna=False).ngroup()
-
-
 def stops(frame: pd.DataFrame) -> pd.DataFrame:
     """Return, per deployment that stops somewhere, its first stopped row in the order of the load.
 
     The column `largest_fit` is the largest feasible batch size below it, 0 for none, and `why` the reason
     in words.
     """
-    rows = frame.assign(row=range(len(frame)))
-    found: list[dict[Hashable, Any]] = []
-    for _, group in rows.groupby(series(frame), sort=False):
-        stopped = group[~group["feasible"]].sort_values("batch_size", kind="stable")
-        if stopped.empty:
-            continue
-        first = stopped.iloc[0].to_dict()
-        fits = group[group["feasible"] & (group["batch_size"] < first["batch_size"])]["batch_size"]
-        found.append({**first, "largest_fit": int(fits.max()) if len(fits) else 0, "why": why(first)})
-    return pd.DataFrame(found, columns=[*rows.columns, "largest_fit", "why"])
+    rows = with_derived(frame).sort_values(["series", "batch_size"], kind="stable")
+    firsts = rows[~rows["feasible"]].drop_duplicates("series")
+    first_batch = rows["series"].map(firsts.set_index("series")["batch_size"])
+    fits = rows[rows["feasible"] & (rows["batch_size"] < first_batch)].groupby("series")["batch_size"].max()
+    return firsts.assign(
+        largest_fit=firsts["series"].map(fits).fillna(0).astype("int64"),
+        why=[why(row) for row in firsts.to_dict("records")],
+    )
 
 
 def nearest_stops(frame: pd.DataFrame) -> list[dict[Hashable, Any]]:

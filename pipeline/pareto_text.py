@@ -27,7 +27,8 @@ def pareto_chart(frame: pd.DataFrame, width: int) -> list[str]:
     if mode is None:
         return []
     axis, more_is_better = trade_off_axis(mode)
-    points = with_derived(frame).iloc[pareto_front(frame, mode)]
+    rows = with_derived(frame)
+    points = rows.iloc[pareto_front(rows, mode)]
     points = points[
         (points[axis] > 0) & (points[axis] < math.inf) & (points["tokens_per_s_per_device"] < math.inf)
     ]

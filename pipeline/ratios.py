@@ -19,6 +19,7 @@ _SAME = [
     "speculation_block_size",
     "speculation_accepted_length",
 ]
+_HALF = ["batch_size", "concurrency", "num_devices", "parallelism", "device"]
 
 
 def run_ratios(frame: pd.DataFrame) -> Iterator[tuple[dict[str, object], list[RatioRow]]]:
@@ -50,6 +51,6 @@ def _halves(rows: pd.DataFrame, latency: str) -> list[Half]:
             row["device"],
             0.0 if pd.isna(row["kv_transfer_ms"]) else row["kv_transfer_ms"],
         )
-        for row in rows.to_dict("records")
+        for row in rows[[latency, *_HALF]].to_dict("records")
     ]
     return list(dict.fromkeys(halves))

@@ -28,7 +28,14 @@ FACTS_KEY = b"shapecast"
 FACTS_VERSION = 1
 MOST_TRACES = 32
 
-_NEEDED_COLUMNS = frozenset(SCHEMA.names)
+_NEEDED_COLUMNS = (
+    "mode", "runner", "model", "device", "parallelism", "num_devices", "input_length",
+    "output_length", "prefix_cache_hit_rate",
+    "max_batched_tokens", "batch_size", "concurrency", "ttft_limit_ms", "tpot_limit_ms", "feasible",
+    "stop_reason", "stop_shape", "ttft_ms", "tpot_ms", "tokens_per_s", "tokens_per_s_per_device",
+    "memory_left_gb",
+)  # fmt: skip
+"""Without these there is no report; any other column may be missing and counts as empty."""
 
 
 @dataclass(frozen=True)
@@ -113,12 +120,15 @@ def read_run(out: Path) -> SavedRun:
             "run the sweep again with --force."
         ) from error
     facts = _facts(path, table.schema)
-    missing = sorted(_NEEDED_COLUMNS - set(table.column_names))
-    if missing:
-        raise OutputError(
-            f"The file {path} lacks the column {missing[0]}; it comes from another version, "
-            "so run the sweep again with --force."
-        )
+    for field in SCHEMA:
+        if field.name in table.column_names:
+            continue
+        if field.name in _NEEDED_COLUMNS:
+            raise OutputError(
+                f"The file {path} lacks the column {field.name}, so it holds no results of a sweep; "
+                "run the sweep again with --force."
+            )
+        table = table.append_column(field, pa.nulls(table.num_rows, field.type))
     return SavedRun(table.to_pandas(), facts)
 
 

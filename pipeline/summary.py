@@ -16,7 +16,7 @@ from pipeline.findings import (
     short_names,
     why,
     winners,
-    workload_text,
+    with_derived,
 )
 from pipeline.pareto_text import pareto_chart
 from pipeline.ratio_mode import print_splits
@@ -35,18 +35,19 @@ _SHORT_HEADINGS = {"tokens_per_s_per_device": "/device", "memory_left_gb": "GiB 
 
 def print_summary(run: SweepRun, console: Console) -> None:
     """Print what a run found."""
-    frame = run.frame
-    best = ranked(frame)
+    frame = with_derived(run.frame)
+    ranks = ranked(frame)
+    best = winners(frame)
     if best.empty:
         _print_nothing_feasible(frame, console)
     else:
-        for question, deployment, figures in answer(frame):
+        for question, deployment, figures in answer(best):
             console.print(f"[bold]{escape(question)}:[/bold]")
             console.print(f"  {escape(deployment)}\n  {escape(figures)}")
         console.print()
-        for mode in (mode for mode in MODES if mode in set(best["mode"])):
-            _print_mode(mode, best[best["mode"] == mode], frame, console)
-        _print_devices(frame, console)
+        for mode in (mode for mode in MODES if mode in set(ranks["mode"])):
+            _print_mode(mode, ranks[ranks["mode"] == mode], frame, console)
+        _print_devices(best, frame, console)
         _print_ratios(frame, console)
         if run.total_devices is not None:
             print_splits(frame, run.total_devices, console)
@@ -75,9 +76,8 @@ def _distinct(rows: pd.DataFrame) -> pd.DataFrame:
     return kept.assign(rank=range(1, len(kept) + 1))
 
 
-def _print_devices(frame: pd.DataFrame, console: Console) -> None:
+def _print_devices(best: pd.DataFrame, frame: pd.DataFrame, console: Console) -> None:
     """Print devices side by side, each with its best deployment."""
-    best = winners(frame)
     if best["device"].nunique() < 2:
         return
     for mode in (mode for mode in MODES if mode in set(best["mode"])):
@@ -94,9 +94,7 @@ def _deployments(title: str, rows: pd.DataFrame, frame: pd.DataFrame, *, ranks: 
     for name in numbers:
         table.add_column(_SHORT_HEADINGS.get(name, heading(name)), justify="right", no_wrap=True)
     models = short_names(frame["model"])
-    several = {name for name in ("model", "runner") if frame[name].nunique() > 1}
-    if len(frame[WORKLOAD_COLUMNS].drop_duplicates()) > 1:
-        several.add("workload")
+    several = {name for name in ("model", "runner", "workload") if frame[name].nunique() > 1}
     for row in rows.to_dict("records"):
         rank = [str(row["rank"])] if ranks else []
         cells = (format_cell(row[name]) for name in numbers)
@@ -114,7 +112,7 @@ def _short_deployment(row: dict[Any, Any], models: dict[str, str], several: set[
         second.append(row["runner"])
     lines.append(", ".join(second))
     if "workload" in several:
-        lines.append(workload_text(row))
+        lines.append(row["workload"])
     return "\n".join(lines)
 
 

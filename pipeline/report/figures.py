@@ -7,17 +7,19 @@ through `plotly_text`, because plotly reads a little HTML in every text.
 from __future__ import annotations
 
 import html
+import itertools
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from pipeline.findings import (
     deployment_text,
     figures_text,
     pareto_front,
-    series,
     short_names,
     trade_off_axis,
     why,
@@ -31,6 +33,7 @@ PALETTE = (
 """Mid tones, told apart on light and on dark paper and by most colour-blind readers."""
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "hexagon")
+_HOVER = "%{text}<extra></extra>"
 LIMIT_COLOR = "#d1495b"
 MUTED_COLOR = "#8a8f98"
 
@@ -71,28 +74,43 @@ def layout(x_title: str, y_title: str, **more: Any) -> Figure:
     return base
 
 
-def groups(frame: pd.DataFrame) -> list[tuple[str, str, str, pd.DataFrame]]:
-    """Return the rows per device and model: the name to show, colour, symbol, rows.
+class Style(NamedTuple):
+    """How the points of one runner, model and device look."""
 
-    Colours tell devices apart, symbols models; the name leaves out what all rows share.
+    name: str
+    color: str
+    symbol: str
+
+
+Styles = dict[tuple[str, str, str], Style]
+
+
+def styles(frame: pd.DataFrame) -> Styles:
+    """Return the look of each runner, model and device of a run.
+
+    Colours tell devices apart, symbols models and runners; names leave out what all rows share.
     """
-    devices = list(frame["device"].unique())
-    models = list(frame["model"].unique())
+    devices, models, runners = (list(frame[name].unique()) for name in ("device", "model", "runner"))
     short = short_names(models)
-    runners = list(frame["runner"].unique())
-    found = []
-    for key, rows in frame.groupby(["runner", "model", "device"], sort=False):
-        runner, model, device = map(str, key)
+    found = {}
+    for runner, model, device in itertools.product(runners, models, devices):
         parts = [device] if len(devices) > 1 or len(models) == 1 else []
         parts += [short[model]] if len(models) > 1 else []
         parts += [runner] if len(runners) > 1 else []
-        place = models.index(model) + len(models) * runners.index(runner)
+        symbol = SYMBOLS[(models.index(model) + len(models) * runners.index(runner)) % len(SYMBOLS)]
         color = PALETTE[devices.index(device) % len(PALETTE)]
-        found.append((plotly_text(" · ".join(parts)), color, SYMBOLS[place % len(SYMBOLS)], rows))
+        found[runner, model, device] = Style(plotly_text(" · ".join(parts)), color, symbol)
     return found
 
 
-def trade_off(frame: pd.DataFrame, mode: str) -> Figure:
+def _groups(rows: pd.DataFrame, looks: Styles) -> Iterator[tuple[Style, pd.DataFrame]]:
+    """Yield the rows of each runner, model and device, and how they look."""
+    for key, group in rows.groupby(["runner", "model", "device"], sort=False):
+        runner, model, device = map(str, key)
+        yield looks[runner, model, device], group
+
+
+def trade_off(frame: pd.DataFrame, mode: str, looks: Styles) -> Figure:
     """Return throughput per device against speed per user, with the Pareto front.
 
     Parameters
@@ -101,30 +119,18 @@ def trade_off(frame: pd.DataFrame, mode: str) -> Figure:
         Rows with derived columns (`findings.with_derived`).
     mode : str
         Which mode's rows; in prefill the speed is the TTFT.
+    looks : mapping
+        See `styles`.
     """
     axis, more_is_better = trade_off_axis(mode)
     rows = frame[(frame["mode"] == mode) & (frame["tokens_per_s"] > 0) & frame[axis].notna()]
     data: list[Figure] = []
-    for name, color, symbol, group in groups(rows):
-        for feasible in (True, False):
-            points = group[group["feasible"] == feasible]
-            if points.empty:
-                continue
-            data.append(
-                {
-                    **_points(points, axis, "tokens_per_s_per_device", name, color),
-                    "mode": "markers",
-                    "legendgroup": name,
-                    "showlegend": bool(feasible or not group["feasible"].any()),
-                    "meta": {"role": "feasible" if feasible else "stopped"},
-                    "marker": {
-                        "color": color,
-                        "symbol": symbol if feasible else f"{symbol}-open",
-                        "size": 9 if feasible else 6,
-                        "opacity": 0.9 if feasible else 0.45,
-                    },
-                }
-            )
+    for look, group in _groups(rows, looks):
+        feasible = group["feasible"].to_numpy()
+        for points, is_feasible in ((group[feasible], True), (group[~feasible], False)):
+            if len(points):
+                shown = bool(is_feasible or not feasible.any())
+                data.append(_cloud(points, axis, look, feasible=is_feasible, in_legend=shown))
     data.append(_front(rows, mode, axis, more_is_better=more_is_better))
     unit = "input tokens/s per device" if mode == "prefill" else "tokens/s per device"
     x_title = "TTFT, ms (less is better)" if mode == "prefill" else "tokens/s per user (1000 / TPOT)"
@@ -134,41 +140,44 @@ def trade_off(frame: pd.DataFrame, mode: str) -> Figure:
     }
 
 
+def _cloud(points: pd.DataFrame, axis: str, look: Style, *, feasible: bool, in_legend: bool) -> Figure:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": look.name,
+        "x": rounded(points[axis]),
+        "y": rounded(points["tokens_per_s_per_device"]),
+        "customdata": points["row"].tolist(),
+        "hovertemplate": _HOVER,
+        "legendgroup": look.name,
+        "showlegend": in_legend,
+        "meta": {"role": "feasible" if feasible else "stopped"},
+        "marker": {
+            "color": look.color,
+            "symbol": look.symbol if feasible else f"{look.symbol}-open",
+            "size": 9 if feasible else 6,
+            "opacity": 0.9 if feasible else 0.45,
+        },
+    }
+
+
 def _front(rows: pd.DataFrame, mode: str, axis: str, *, more_is_better: bool) -> Figure:
-    by_row = {int(row["row"]): row for row in rows.to_dict("records")}
-    xs: list[float | None] = []
-    ys: list[float | None] = []
-    numbers: list[int | None] = []
-    before = None
-    for number in pareto_front_rows(rows, mode):
-        row = by_row[number]
-        here = (row["model"], row["workload"])
-        if before not in (None, here):
-            xs, ys, numbers = [*xs, None], [*ys, None], [*numbers, None]
-        before = here
-        xs.append(float(row[axis]))
-        ys.append(float(row["tokens_per_s_per_device"]))
-        numbers.append(number)
+    on_front = rows.set_index("row").loc[pareto_front(rows, mode)]
+    lines = pd.factorize(pd.MultiIndex.from_frame(on_front[["model", "workload_number"]]))[0]
     return {
         "type": "scatter",
         "mode": "lines",
         "name": "Pareto front",
-        "x": xs,
-        "y": ys,
-        "customdata": numbers,
+        "x": _with_gaps(rounded(on_front[axis]), lines),
+        "y": _with_gaps(rounded(on_front["tokens_per_s_per_device"]), lines),
+        "customdata": _with_gaps(on_front.index.tolist(), lines),
         "hoverinfo": "skip",
         "line": {"color": MUTED_COLOR, "width": 2, "shape": "linear"},
         "meta": {"role": "front", "more_is_better": more_is_better},
     }
 
 
-def pareto_front_rows(rows: pd.DataFrame, mode: str) -> list[int]:
-    """Return the row numbers (column `row`) of the front of some rows."""
-    numbers = list(rows["row"])
-    return [int(numbers[place]) for place in pareto_front(rows, mode)]
-
-
-def latency(frame: pd.DataFrame, mode: str, column: str) -> Figure:
+def latency(frame: pd.DataFrame, mode: str, column: str, looks: Styles) -> Figure:
     """Return TTFT or TPOT against concurrency, a line per deployment, with the limit.
 
     Parameters
@@ -179,37 +188,43 @@ def latency(frame: pd.DataFrame, mode: str, column: str) -> Figure:
         Which mode's rows.
     column : {"ttft_ms", "tpot_ms"}
         Which latency.
+    looks : mapping
+        See `styles`.
     """
-    rows = frame[(frame["mode"] == mode) & (frame["tokens_per_s"] > 0) & (frame[column] > 0)]
-    rows = rows[rows[column] != float("inf")]
-    data = []
-    for name, color, symbol, group in groups(rows):
-        # One trace per device and model; deployments are lines in it, set apart by gaps.
-        parts = [
-            line.sort_values("concurrency", kind="stable")
-            for _, line in group.groupby(series(group), sort=False)
-        ]
-        data.append(
-            {
-                **_points_with_gaps(parts, "concurrency", column, name),
-                "mode": "lines+markers",
-                "connectgaps": False,
-                "line": {"color": color, "width": 1},
-                "marker": {"color": color, "symbol": symbol, "size": 6},
-                "meta": {"role": "line"},
-            }
-        )
+    reached = (frame["tokens_per_s"] > 0) & (frame[column] > 0) & (frame[column] < math.inf)
+    rows = frame[(frame["mode"] == mode) & reached]
+    data = [_lines(group, column, look) for look, group in _groups(rows, looks)]
     name = column[:4].upper()
     limits = [float(one) for one in sorted(rows[column.replace("_ms", "_limit_ms")].dropna().unique())]
-    axes = {"xaxis": {"type": "log"}, "yaxis": {"type": "log"}}
     return {
         "data": data,
         "layout": layout(
-            "concurrency (requests in flight)", f"{name}, ms", **axes,
+            "concurrency (requests in flight)", f"{name}, ms",
+            xaxis={"type": "log"},
+            yaxis={"type": "log"},
             shapes=[_limit_line(value) for value in limits],
             annotations=[_limit_note(name, value) for value in limits],
         ),
     }  # fmt: skip
+
+
+def _lines(group: pd.DataFrame, column: str, look: Style) -> Figure:
+    """Return one trace for a device and model; its deployments are lines set apart by gaps."""
+    points = group.sort_values(["series", "concurrency"], kind="stable")
+    lines = points["series"].to_numpy()
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": look.name,
+        "x": _with_gaps(points["concurrency"].tolist(), lines),
+        "y": _with_gaps(rounded(points[column]), lines),
+        "customdata": _with_gaps(points["row"].tolist(), lines),
+        "hovertemplate": _HOVER,
+        "connectgaps": False,
+        "line": {"color": look.color, "width": 1},
+        "marker": {"color": look.color, "symbol": look.symbol, "size": 6},
+        "meta": {"role": "line"},
+    }
 
 
 def _limit_line(value: float) -> Figure:
@@ -224,42 +239,22 @@ def _limit_note(name: str, value: float) -> Figure:
     }  # fmt: skip
 
 
-def _points(rows: pd.DataFrame, x: str, y: str, name: str, color: str) -> Figure:
-    return {
-        "type": "scatter",
-        "name": name,
-        "x": rounded(rows[x]),
-        "y": rounded(rows[y]),
-        "customdata": [int(row) for row in rows["row"]],
-        "hovertemplate": "%{text}<extra></extra>",
-    }
-
-
-def _points_with_gaps(parts: list[pd.DataFrame], x: str, y: str, name: str) -> Figure:
-    figure: Figure = {"type": "scatter", "name": name, "x": [], "y": [], "customdata": []}
-    for index, part in enumerate(parts):
-        for axis, values in (
-            ("x", rounded(part[x])),
-            ("y", rounded(part[y])),
-            ("customdata", [int(row) for row in part["row"]]),
-        ):
-            figure[axis] += [*([None] if index else []), *values]
-    figure["hovertemplate"] = "%{text}<extra></extra>"
-    return figure
+def _with_gaps(values: list[Any], lines: npt.NDArray[Any]) -> list[Any]:
+    """Return the values with None where the next line begins."""
+    found: list[Any] = []
+    for place, value in enumerate(values):
+        if place and lines[place] != lines[place - 1]:
+            found.append(None)
+        found.append(value)
+    return found
 
 
 def rounded(values: Any) -> list[float | int | None]:
     """Return numbers to six digits, whole ones as they are; None for what is not finite."""
-    return [_number(value) for value in values]
-
-
-def _number(value: Any) -> float | int | None:
-    if isinstance(value, int) or (hasattr(value, "dtype") and value.dtype.kind in "iu"):
-        return int(value)
-    number = float(value)
-    if number != number or number in (float("inf"), float("-inf")):
-        return None
-    return float(f"{number:.6g}")
+    array = np.asarray(values)
+    if array.dtype.kind in "iu":
+        return [int(value) for value in array]
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in array.astype("float64")]
 
 
 def with_hover(figure: Figure, texts: Mapping[int, str]) -> Figure:

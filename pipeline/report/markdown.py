@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from pipeline import findings
+from pipeline.findings import answer, winners, with_derived
 from pipeline.report import tables, words
 from pipeline.report.tables import ReportTable
 from pipeline.saved import RESULTS_NAME, SavedRun
@@ -17,20 +17,24 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#!~$&])")
 
 def report_markdown(run: SavedRun) -> str:
     """Return the report as GitHub-flavoured Markdown."""
-    frame = run.frame
+    frame = with_derived(run.frame)
+    best = winners(frame)
     parts = [f"# {plain(words.config_name(run))}", "## What was asked"]
     parts.append("\n".join(f"- {term}: {plain(text)}" for term, text in words.asked(run)))
     parts.append("## The answer")
-    for question, deployment, figures in findings.answer(frame):
+    for question, deployment, figures in answer(best):
         parts.append(f"{plain(question)}:\n\n**{plain(deployment)}**\n\n{plain(figures)}")
     if not frame["feasible"].any():
         parts.append("No candidate is feasible. What stopped the nearest of each deployment:")
         parts.append("\n".join(f"- {plain(text)}" for text in words.nothing_feasible(frame)))
-    parts += [_table(tables.answer_table(frame, mode)) for mode in MODES if mode in set(frame["mode"])]
+    parts += [_table(tables.answer_table(frame, best, mode)) for mode in MODES if mode in set(frame["mode"])]
     parts.append(_table(tables.ratio_table(frame)))
-    parts += ["## Why", _table(tables.memory_table(frame)), _table(tables.bounds_table(frame))]
+    parts += ["## Why", _table(tables.memory_table(frame, best)), _table(tables.bounds_table(frame, best))]
     parts += ["## What did not fit, and why", _table(tables.stops_table(frame))]
-    parts += ["## How far to trust it", words.same_sources(frame) or _table(tables.provenance_table(frame))]
+    parts += [
+        "## How far to trust it",
+        words.same_sources(frame) or _table(tables.provenance_table(frame, best)),
+    ]
     parts.append(_table(tables.identities_table(run)))
     made = ", ".join(f"{name} {version}" for name, version in sorted(run.facts.versions.items()))
     parts.append(f"Made with {plain(made)}.")

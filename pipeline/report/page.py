@@ -6,15 +6,15 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from pipeline import findings
-from pipeline.findings import pareto_front, series, winners, with_derived
+from pipeline.findings import pareto_front, winners, with_derived
 from pipeline.report import figures, part_figures, tables, words
 from pipeline.report.tables import ReportTable
 from pipeline.saved import RESULTS_NAME, SavedRun
@@ -34,23 +34,24 @@ _TABLE_COLUMNS = (
 
 def report_page(run: SavedRun) -> bytes:
     """Return the bytes of report.html."""
-    frame = run.frame
-    shown = shown_rows(frame)
-    rows = with_derived(frame).iloc[shown]
+    frame = with_derived(run.frame)
+    run = replace(run, frame=frame)
+    best = winners(frame)
+    rows = shown_rows(frame)
     page_data = {
         "rows": _row_columns(rows),
         "headings": {name: heading(name) for name in _TABLE_COLUMNS},
         "filters": [name for name in _FILTERS if rows[name].nunique() > 1],
-        "charts": _charts(frame, rows),
-        "traces": _traces(run),
+        "charts": _charts(frame, best, rows),
+        "traces": _traces(run, best),
     }
     scripts = [_asset("plotly-basic.min.js"), _asset("page.js")]
     text: str = (
         _environment()
         .get_template("page.html.j2")
         .render(
-            **_findings(frame),
-            **_trust(run),
+            **_findings(frame, best),
+            **_trust(run, best),
             modes=[mode for mode in MODES if mode in set(frame["mode"])],
             charts=page_data["charts"],
             chart_notes=_CHART_NOTES,
@@ -58,7 +59,7 @@ def report_page(run: SavedRun) -> bytes:
             traces=page_data["traces"],
             asked=words.asked(run),
             candidates=len(frame),
-            left_out=len(frame) - len(shown),
+            left_out=len(frame) - len(rows),
             results_name=RESULTS_NAME,
             style=_asset("page.css"),
             scripts=scripts,
@@ -69,25 +70,25 @@ def report_page(run: SavedRun) -> bytes:
     return text.encode()
 
 
-def _findings(frame: pd.DataFrame) -> dict[str, Any]:
+def _findings(frame: pd.DataFrame, best: pd.DataFrame) -> dict[str, Any]:
     """Return what the template needs of the rows."""
     return {
-        "answer": findings.answer(frame),
+        "answer": findings.answer(best),
         "nothing_feasible": [] if frame["feasible"].any() else words.nothing_feasible(frame),
-        "answer_tables": _answer_tables(frame),
-        "memory_table": tables.memory_table(frame),
-        "bounds_table": tables.bounds_table(frame),
+        "answer_tables": _answer_tables(frame, best),
+        "memory_table": tables.memory_table(frame, best),
+        "bounds_table": tables.bounds_table(frame, best),
         "stops_table": tables.stops_table(frame),
         "stop_counts_table": tables.stop_counts_table(frame),
     }
 
 
-def _trust(run: SavedRun) -> dict[str, Any]:
+def _trust(run: SavedRun, best: pd.DataFrame) -> dict[str, Any]:
     """Return what the template needs to say how far to trust the run."""
     return {
         "name": words.config_name(run),
         "same_sources": words.same_sources(run.frame),
-        "provenance_table": tables.provenance_table(run.frame),
+        "provenance_table": tables.provenance_table(run.frame, best),
         "identities_table": tables.identities_table(run),
         "identities": tables.sorted_identities(run),
         "versions": sorted(run.facts.versions.items()),
@@ -97,19 +98,20 @@ def _trust(run: SavedRun) -> dict[str, Any]:
     }
 
 
-def shown_rows(frame: pd.DataFrame) -> list[int]:
-    """Return the positions of the rows that a page shows, in the order of the run.
+def shown_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that a page shows, in the order of the run, with derived columns.
 
-    All of them up to `MOST_ROWS`; of larger runs the fronts, then the loads of the best deployments.
+    All of them up to `MOST_ROWS`; of larger runs the best deployments, the fronts, then the other loads of
+    the best deployments.
     """
-    if len(frame) <= MOST_ROWS:
-        return list(range(len(frame)))
-    front = [row for mode in frame["mode"].unique() for row in pareto_front(frame, mode)]
-    best = winners(frame)
-    numbers = series(frame).to_numpy()
-    in_best = np.flatnonzero(np.isin(numbers, numbers[best["row"]])).tolist()
-    wanted = dict.fromkeys([*best["row"].tolist(), *front, *in_best])
-    return sorted(list(wanted)[:MOST_ROWS])
+    rows = with_derived(frame)
+    if len(rows) <= MOST_ROWS:
+        return rows
+    best = winners(rows)
+    front = [row for mode in rows["mode"].unique() for row in pareto_front(rows, mode)]
+    loads = rows["row"][rows["series"].isin(best["series"])]
+    wanted = list(dict.fromkeys([*best["row"], *front, *loads]))
+    return rows.iloc[sorted(wanted[:MOST_ROWS])]
 
 
 def script_hash(script: str) -> str:
@@ -143,16 +145,16 @@ def _row_columns(rows: pd.DataFrame) -> dict[str, Any]:
     return columns
 
 
-def _charts(frame: pd.DataFrame, rows: pd.DataFrame) -> dict[str, Any]:
+def _charts(frame: pd.DataFrame, best: pd.DataFrame, rows: pd.DataFrame) -> dict[str, Any]:
     """Return the charts by element id; all but the last three are made of rows, and filtered."""
-    best = with_derived(winners(frame))
+    looks = figures.styles(frame)
     found: dict[str, Any] = {}
     for mode in MODES:
         if mode not in set(rows["mode"]):
             continue
-        found[f"trade-off-{mode}"] = figures.trade_off(rows, mode)
+        found[f"trade-off-{mode}"] = figures.trade_off(rows, mode, looks)
         for column in ("ttft_ms", "tpot_ms"):
-            figure = figures.latency(rows, mode, column)
+            figure = figures.latency(rows, mode, column, looks)
             if figure["data"]:
                 found[f"{column[:4]}-{mode}"] = figure
     if len(best):
@@ -162,27 +164,25 @@ def _charts(frame: pd.DataFrame, rows: pd.DataFrame) -> dict[str, Any]:
     return {name: figure for name, figure in found.items() if figure["data"]}
 
 
-def _traces(run: SavedRun) -> list[dict[str, Any]]:
+def _traces(run: SavedRun, best: pd.DataFrame) -> list[dict[str, Any]]:
     """Return, per best candidate with a trace, its label, charts and columns."""
-    frame = with_derived(run.frame)
-    best = with_derived(winners(run.frame))
-    labels = dict(zip(winners(run.frame)["row"], best.to_dict("records"), strict=True))
+    rows = {row["row"]: row for row in best.to_dict("records")}
     return [
         {
-            "label": part_figures.short_label(labels[trace["row"]], best),
-            "deployment": findings.deployment_text(frame.iloc[trace["row"]].to_dict()),
+            "label": part_figures.short_label(rows[trace["row"]], best),
+            "deployment": findings.deployment_text(rows[trace["row"]]),
             "chunks": part_figures.chunks(trace) if trace["chunks"]["seq_len"] else None,
             "timeline": part_figures.timeline(trace),
             "columns": {"chunks": trace["chunks"], "segments": trace["segments"]},
             "runs_per_segment": trace["runs_per_segment"],
         }
         for trace in run.facts.traces
-        if trace["row"] in labels
+        if trace["row"] in rows
     ]
 
 
-def _answer_tables(frame: pd.DataFrame) -> list[ReportTable]:
-    found = [tables.answer_table(frame, mode) for mode in MODES if mode in set(frame["mode"])]
+def _answer_tables(frame: pd.DataFrame, best: pd.DataFrame) -> list[ReportTable]:
+    found = [tables.answer_table(frame, best, mode) for mode in MODES if mode in set(frame["mode"])]
     ratio = tables.ratio_table(frame)
     return [table for table in [*found, ratio] if table.rows]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.findings import stops, winners, with_derived
+from pipeline.findings import stops
 from pipeline.ratios import run_ratios
 from pipeline.report.part_figures import BOUND_LABELS, MEMORY_PARTS
 from pipeline.rows import SOURCE_KINDS
@@ -38,13 +38,16 @@ class ReportTable:
     rows: list[list[Any]]
 
 
-def answer_table(frame: pd.DataFrame, mode: str) -> ReportTable:
-    """Return the best deployment per model, device and workload in one mode."""
-    best = winners(frame)
-    best = with_derived(best[best["mode"] == mode])
+def answer_table(frame: pd.DataFrame, best: pd.DataFrame, mode: str) -> ReportTable:
+    """Return the best deployment per model, device and workload in one mode.
+
+    This and the other tables take the run's rows with derived columns (`findings.with_derived`) and, where
+    they show the best deployments, what `findings.winners` returns.
+    """
+    best = best[best["mode"] == mode]
     columns = [
         *_varying(frame, ("model", "runner")), "device", "num_devices", "parallelism",
-        *_varying(with_derived(frame), ("workload",)),
+        *_varying(frame, ("workload",)),
         *(() if mode == "decode" else ("max_batched_tokens",)),
         "batch_size", "concurrency", "ttft_ms", "tpot_ms", "tokens_per_s", "tokens_per_s_per_device",
         "memory_left_gb",
@@ -52,34 +55,32 @@ def answer_table(frame: pd.DataFrame, mode: str) -> ReportTable:
     return _of_rows(f"answer-{mode}", f"Best deployment per device, {mode}", best, columns)
 
 
-def memory_table(frame: pd.DataFrame) -> ReportTable:
+def memory_table(frame: pd.DataFrame, best: pd.DataFrame) -> ReportTable:
     """Return the memory of one device for each best deployment, GiB."""
     headings = {name: f"{label} GiB" for name, (label, _) in MEMORY_PARTS.items()}
-    return _of_winners("memory-table", "Memory of one device, GiB", frame, headings)
+    return _of_winners("memory-table", "Memory of one device, GiB", frame, best, headings)
 
 
-def bounds_table(frame: pd.DataFrame) -> ReportTable:
+def bounds_table(frame: pd.DataFrame, best: pd.DataFrame) -> ReportTable:
     """Return what bounds the time of each best deployment, percent."""
     headings = {f"{name}_share": f"{label} %" for name, (label, _) in BOUND_LABELS.items()}
-    return _of_winners("bounds-table", "Time by bound type, percent", frame, headings, factor=100)
+    return _of_winners("bounds-table", "Time by bound type, percent", frame, best, headings, factor=100)
 
 
-def provenance_table(frame: pd.DataFrame) -> ReportTable:
+def provenance_table(frame: pd.DataFrame, best: pd.DataFrame) -> ReportTable:
     """Return how the latencies behind each best deployment came about, percent of its time."""
     headings = {f"{kind}_share": f"{kind} %" for kind in SOURCE_KINDS if f"{kind}_share" in frame}
     return _of_winners(
-        "provenance-table", "How the latencies came about, percent of time", frame, headings, factor=100
+        "provenance-table", "How the latencies came about, percent of time", frame, best, headings, factor=100
     )
 
 
 def stops_table(frame: pd.DataFrame) -> ReportTable:
     """Return, per deployment that stops somewhere, the first load that does not fit, and why."""
     found = stops(frame)
-    if len(found):
-        found = with_derived(found)
     columns = [
         "mode", *_varying(frame, ("model", "runner")), "device", "parallelism",
-        *_varying(with_derived(frame), ("workload",)), "max_batched_tokens", "largest_fit", "batch_size",
+        *_varying(frame, ("workload",)), "max_batched_tokens", "largest_fit", "batch_size",
         "why",
     ]  # fmt: skip
     return _of_rows(
@@ -149,9 +150,13 @@ def ratio_table(frame: pd.DataFrame) -> ReportTable:
 
 
 def _of_winners(
-    name: str, caption: str, frame: pd.DataFrame, headings: Mapping[str, str], factor: float = 1
+    name: str,
+    caption: str,
+    frame: pd.DataFrame,
+    best: pd.DataFrame,
+    headings: Mapping[str, str],
+    factor: float = 1,
 ) -> ReportTable:
-    best = with_derived(winners(frame))
     shown = {
         column: text
         for column, text in headings.items()
@@ -160,7 +165,7 @@ def _of_winners(
     best = best.assign(**{column: best[column] * factor for column in shown})
     columns = [
         "mode", *_varying(frame, ("model", "runner")), "device", "parallelism",
-        *_varying(with_derived(frame), ("workload",)), *shown,
+        *_varying(frame, ("workload",)), *shown,
     ]  # fmt: skip
     return _of_rows(name, caption, best, columns, shown)
 
