@@ -73,6 +73,9 @@ def run(
         int | None, typer.Option("--jobs", min=1, help="Threads or processes. [default: cores]")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the output folder.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as one JSON document, for scripts.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a different run in the folder.")] = False,
     frozen: Annotated[
         bool, typer.Option("--frozen", help="Compute nothing; fail when a shape has no record.")
@@ -81,7 +84,9 @@ def run(
     """Run a sweep and write its results."""
     from pipeline.cli_run import run_command
 
-    run_command(config, out, tables, str(scheduler), jobs, quiet=quiet, force=force, frozen=frozen)
+    run_command(
+        config, out, tables, str(scheduler), jobs, quiet=quiet, as_json=as_json, force=force, frozen=frozen
+    )
 
 
 @app.command()
@@ -110,6 +115,18 @@ def report(
     from pipeline.cli_report import report_command
 
     report_command(out, str(kind), to)
+
+
+@app.command()
+def compare(
+    out_a: Annotated[Path, typer.Argument(help="The output folder of one run.")],
+    out_b: Annotated[Path, typer.Argument(help="The output folder of another.")],
+    html: Annotated[Path | None, typer.Option("--html", help="Also write the comparison as a page.")] = None,
+) -> None:
+    """Show what changed between two runs: config, tables, records, best deployments, candidates."""
+    from pipeline.cli_report import compare_command
+
+    compare_command(out_a, out_b, html)
 
 
 @app.command()

@@ -33,7 +33,20 @@ def report_command(out: Path, kind: str, to: Path | None) -> None:
     typer.echo(str(target))
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def compare_command(out_a: Path, out_b: Path, html: Path | None) -> None:
+    """Print what changed between two runs, and write it as a page where that is asked for."""
+    from pipeline.report.compare import compare_runs
+    from pipeline.report.compare_output import comparison_page, print_comparison
+    from pipeline.terminal import console
+
+    comparison = compare_runs(read_run(out_a), read_run(out_b))
+    print_comparison(comparison, str(out_a), str(out_b), console())
+    if html is not None:
+        write_whole(html, comparison_page(comparison), "--html")
+        typer.echo(str(html))
+
+
+def write_whole(path: Path, data: bytes, option: str = "--to") -> None:
     """Write a file so that it appears whole or not at all.
 
     Raises
@@ -48,5 +61,5 @@ def write_whole(path: Path, data: bytes) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise OutputError(
-            f"The file {path} cannot be written ({error.strerror}); choose another with --to."
+            f"The file {path} cannot be written ({error.strerror}); choose another with {option}."
         ) from error

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from cache.errors import UsageError
 from pipeline.config import load_config
 from pipeline.run import RunOptions, run_sweep
 from pipeline.summary import print_summary
@@ -21,10 +22,19 @@ def run_command(
     jobs: int | None,
     *,
     quiet: bool,
+    as_json: bool,
     force: bool,
     frozen: bool,
 ) -> None:
-    """Run a sweep, and print its summary or, when quiet, its folder."""
+    """Run a sweep, and print its summary, for people or as JSON, or, when quiet, its folder.
+
+    Raises
+    ------
+    UsageError
+        When both JSON and quiet are asked for.
+    """
+    if quiet and as_json:
+        raise UsageError("--quiet and --json were both given; they print different things, so choose one.")
     loaded = load_config(config)
     options = RunOptions(
         out=out if out is not None else Path("out") / loaded.config.name,
@@ -42,5 +52,9 @@ def run_command(
         raise typer.Exit(130) from None
     if quiet:
         typer.echo(str(run.out))
+    elif as_json:
+        from pipeline.summary_json import summary_json
+
+        typer.echo(summary_json(run))
     else:
         print_summary(run, console())

@@ -43,6 +43,23 @@ def deployment_text(row: Mapping[Any, Any]) -> str:
     )
 
 
+def load_text(row: Mapping[Any, Any]) -> str:
+    """Return a row's batch and its token budget, in short."""
+    budget = "" if row["mode"] == "decode" else f", budget {row['max_batched_tokens']:,}"
+    return f"batch {row['batch_size']:,}{budget}"
+
+
+def devices_text(row: Mapping[Any, Any]) -> str:
+    """Return a row's devices and its parallel groups of more than one, in short."""
+    return f"{row['num_devices']} x {row['device']} {short_parallelism(row['parallelism'])}"
+
+
+def short_parallelism(text: str) -> str:
+    """Return the parallel groups of more than one device."""
+    groups = text.split(" | ")
+    return " ".join(group for group in groups if not group.endswith("=1")) or groups[0]
+
+
 def figures_text(row: Mapping[Any, Any]) -> str:
     """Return what a row achieves, in words."""
     parts = []

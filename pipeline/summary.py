@@ -12,8 +12,11 @@ from rich.table import Table
 
 from pipeline.findings import (
     answer,
+    devices_text,
+    load_text,
     nearest_stops,
     short_names,
+    short_parallelism,
     why,
     winners,
     with_derived,
@@ -104,22 +107,12 @@ def _deployments(title: str, rows: pd.DataFrame, frame: pd.DataFrame, *, ranks: 
 
 def _short_deployment(row: dict[Any, Any], models: dict[str, str], several: set[str]) -> str:
     lines = [models[row["model"]]] if "model" in several else []
-    lines.append(f"{row['num_devices']} x {row['device']} {_short_parallelism(row['parallelism'])}")
-    second = [f"batch {row['batch_size']}"]
-    if row["mode"] != "decode":
-        second.append(f"budget {row['max_batched_tokens']:,}")
-    if "runner" in several:
-        second.append(row["runner"])
-    lines.append(", ".join(second))
+    lines += [devices_text(row), load_text(row)]
     if "workload" in several:
         lines.append(row["workload"])
+    if "runner" in several:
+        lines.append(f"{row['runner']} runner")
     return "\n".join(lines)
-
-
-def _short_parallelism(text: str) -> str:
-    """Return the parallel groups of more than one device."""
-    parts = text.split(" | ")
-    return " ".join(part for part in parts if not part.endswith("=1")) or parts[0]
 
 
 def _print_ratios(frame: pd.DataFrame, console: Console) -> None:
@@ -133,7 +126,7 @@ def _print_ratios(frame: pd.DataFrame, console: Console) -> None:
     models = short_names(frame["model"])
     for group, row in found:
         halves = (
-            f"{name}: {_short_parallelism(half.parallelism)}, batch {half.batch_size}"
+            f"{name}: {short_parallelism(half.parallelism)}, batch {half.batch_size}"
             for name, half in (("prefill", row.prefill), ("decode", row.decode))
         )
         pair = f"{models[str(group['model'])]}, {group['device']}\n" + "\n".join(halves)

@@ -45,9 +45,9 @@ def report_page(run: SavedRun) -> bytes:
         "charts": _charts(frame, best, rows),
         "traces": _traces(run, best),
     }
-    scripts = [_asset("plotly-basic.min.js"), _asset("page.js")]
+    scripts = [asset("plotly-basic.min.js"), asset("tables.js") + asset("page.js")]
     text: str = (
-        _environment()
+        environment()
         .get_template("page.html.j2")
         .render(
             **_findings(frame, best),
@@ -61,7 +61,7 @@ def report_page(run: SavedRun) -> bytes:
             candidates=len(frame),
             left_out=len(frame) - len(rows),
             results_name=RESULTS_NAME,
-            style=_asset("page.css"),
+            style=asset("page.css"),
             scripts=scripts,
             script_hashes=[script_hash(script) for script in scripts],
             data=inline_json(page_data),
@@ -201,7 +201,8 @@ _CHART_NOTES: Mapping[str, str] = {
 
 
 @lru_cache(maxsize=1)
-def _environment() -> Any:
+def environment() -> Any:
+    """Return where templates come from; they escape what they are given."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -221,5 +222,6 @@ def _sort_value(value: Any) -> str:
 
 
 @lru_cache(maxsize=8)
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Return a file of the page as text."""
     return files("pipeline.report").joinpath("assets", name).read_text(encoding="utf-8")

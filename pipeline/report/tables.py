@@ -104,8 +104,8 @@ def identities_table(run: SavedRun) -> ReportTable:
     """Return the tables that the run's latencies come from, digests cut to be read."""
     rows = [
         [
-            table["label"], table["identity"]["runner"], _short(table["identity"]["runner_version"]),
-            _short(table["id"]), table["records"], _short(table["records_sha256"]),
+            table["label"], table["identity"]["runner"], short_digest(table["identity"]["runner_version"]),
+            short_digest(table["id"]), table["records"], short_digest(table["records_sha256"]),
         ]
         for table in sorted_identities(run)
     ]  # fmt: skip
@@ -125,7 +125,8 @@ def sorted_identities(run: SavedRun) -> list[dict[str, Any]]:
     return sorted(run.facts.tables, key=lambda table: (str(table["label"]), str(table["id"])))
 
 
-def _short(digest: str) -> str:
+def short_digest(digest: str) -> str:
+    """Return the beginning of a long digest."""
     return digest if len(digest) <= 20 else f"{digest[:16]}…"
 
 
