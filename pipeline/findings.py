@@ -14,7 +14,7 @@ from pipeline.units import format_number
 from stages.candidate import MODES
 
 _LOAD_COLUMNS = {"batch_size", "concurrency"}
-_NO_GROUPS = {"cell", "effective_input_length", "mtp_acceptance_rate"}
+_NO_GROUPS = {"cell", "effective_input_length", "mtp_acceptance_rate", "ttft_limit_ms", "tpot_limit_ms"}
 _SERIES_COLUMNS = [
     name for name in SCHEMA.names[: SCHEMA.names.index("feasible")] if name not in _LOAD_COLUMNS | _NO_GROUPS
 ]
