@@ -19,7 +19,7 @@ _SAME = [
     "speculation_block_size",
     "speculation_accepted_length",
 ]
-_HALF = ["batch_size", "concurrency", "num_devices", "parallelism", "device"]
+_HALF = ["batch_size", "concurrency", "num_devices", "parallelism", "device", "kv_transfer_ms"]
 
 
 def run_ratios(frame: pd.DataFrame) -> Iterator[tuple[dict[str, object], list[RatioRow]]]:
