@@ -15,6 +15,7 @@ from pipeline.grid import engines, is_searched, parallelisms, workloads
 from stages.candidate import Candidate, CandidateResult, Mode
 from stages.parallelism import Parallelism
 from stages.pd_ratio import KvTransfer
+from stages.plan import plans_dry
 from stages.runners.base import Deployment, RunnerOptions, RunnerSpec
 from stages.workload import Engine, Workload
 
@@ -84,6 +85,11 @@ class Cell:
     def plan_inputs(self) -> tuple[Candidate, ...]:
         """Return what the plans of the candidates depend on, so that cells can share plans."""
         return tuple(plan_input(candidate) for candidate in self.candidates())
+
+    @property
+    def plans_dry(self) -> bool:
+        """Whether the candidates can be planned without records; their number does not matter for that."""
+        return plans_dry(self.candidate(1))
 
     def __str__(self) -> str:
         return (

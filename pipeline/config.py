@@ -21,16 +21,15 @@ from pipeline.config_fields import (
     Name,
     OneOrMore,
     PositiveMilliseconds,
-    Rate,
     Section,
     word_or_values,
 )
 from pipeline.search_config import ConcurrencySection, ParallelismSearchSection, RatioSection
+from pipeline.serving_config import SchedulerChoice, SpeculationSection, WorkloadSection
 from pipeline.yaml_file import load_yaml_mapping
 from stages.candidate import Mode
 from stages.runners.base import RunnerOptions
 from stages.runners.registry import runner_options
-from stages.speculation import DraftKind
 
 
 class ParallelismSection(Section):
@@ -52,55 +51,6 @@ class ParallelismSection(Section):
         return self
 
 
-class BinSection(Section):
-    """Prompts of `min_tokens` up to but without `max_tokens`, and their share of the requests."""
-
-    min_tokens: int
-    max_tokens: int
-    weight: float
-
-
-class LengthsSection(Section):
-    """How long prompts are, when they differ."""
-
-    bins: list[BinSection]
-
-
-def _lengths_tag(value: Any) -> str:
-    return "[bins]" if isinstance(value, dict | LengthsSection) else "[tokens]"
-
-
-PromptLength = Annotated[
-    Annotated[Count, Tag("[tokens]")] | Annotated[LengthsSection, Tag("[bins]")],
-    Discriminator(_lengths_tag),
-]
-
-
-class ImageSection(Section):
-    """Images of each request: their size in pixels, and how many a forward pass has."""
-
-    height: int
-    width: int
-    batch_size: int | None = None
-
-
-class WorkloadSection(Section):
-    """Lengths of prompts and outputs, tokens, the share of the prompt that is cached, and images."""
-
-    input_length: OneOrMore[PromptLength]
-    output_length: OneOrMore[Count]
-    prefix_cache_hit_rate: OneOrMore[Rate] = [0.0]
-    image: OneOrMore[ImageSection | None] = [None]
-
-
-class SpeculationSection(Section):
-    """A draft model: how it drafts, tokens per block, and how many are accepted on average."""
-
-    kind: DraftKind
-    block_size: Count
-    accepted_length: Annotated[float, Field(allow_inf_nan=False)]
-
-
 class EngineSection(Section):
     """How the serving engine schedules and speculates."""
 
@@ -114,7 +64,7 @@ class EngineSection(Section):
     ] = [0]
     mtp_acceptance_rate: list[Annotated[float, Field(ge=0, le=1)]] = [0.9, 0.6, 0.4, 0.2]
     serving_cost_ms: OneOrMore[Milliseconds] = [0.0]
-    scheduler: OneOrMore[Name] = ["decode_first_slack"]
+    scheduler: OneOrMore[SchedulerChoice] = ["decode_first_slack"]
     speculation: OneOrMore[SpeculationSection | None] = [None]
 
 

@@ -16,7 +16,8 @@ from pipeline.search_config import ParallelismSearchSection
 from stages.candidate import Mode
 from stages.lengths import LengthBin, LengthDistribution
 from stages.parallelism import Parallelism
-from stages.scheduler import get_scheduler
+from stages.scheduler import SchedulingPolicy
+from stages.scheduler_registry import get_scheduler, is_built_in, make_scheduler
 from stages.speculation import Speculation
 from stages.workload import Engine, Image, Workload
 
@@ -102,7 +103,7 @@ def engines(
     for values in _combinations(fields):
         budgets = values["max_batched_tokens"]
         values["max_batched_tokens"] = budgets[0]
-        _checked(loaded, "engine.scheduler", partial(get_scheduler, values["scheduler"]))
+        values["scheduler"] = _checked(loaded, "engine.scheduler", partial(_scheduler, values["scheduler"]))
         if section.num_mtp_tokens == "auto" and values["speculation"] and values["num_mtp_tokens"]:
             continue  # A draft model stands in for multi-token prediction.
         engine = _checked(loaded, "engine", partial(_engine, {**values, "mtp_acceptance_rate": rates}))
@@ -117,6 +118,13 @@ def _budgets(budgets: str | Sequence[int], mode: Mode, workload: Workload) -> li
     if mode == "decode":
         return [(max(tried),)]
     return [tried] if budgets == "auto" else [(budget,) for budget in tried]
+
+
+def _scheduler(choice: str | Mapping[str, Any]) -> str | SchedulingPolicy:
+    if isinstance(choice, str):
+        policy = get_scheduler(choice)
+        return choice if is_built_in(policy) else policy
+    return make_scheduler(choice["kind"], {name: choice[name] for name in choice if name != "kind"})
 
 
 def _engine(fields: Mapping[str, Any]) -> Engine:

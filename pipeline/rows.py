@@ -125,7 +125,7 @@ def _row(
         "mtp_acceptance_rate": list(engine.mtp_acceptance_rate[: engine.num_mtp_tokens]),
         **_speculation(engine.speculation),
         "serving_cost_ms": engine.serving_cost_ms,
-        "scheduler": engine.scheduler,
+        "scheduler": str(engine.scheduler),
         "batch_size": candidate.batch_size,
         "ttft_limit_ms": candidate.ttft_limit_ms,
         "tpot_limit_ms": candidate.tpot_limit_ms,

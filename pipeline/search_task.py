@@ -28,7 +28,8 @@ from pipeline.tasks import (
 )
 from stages.aggregate import aggregate
 from stages.candidate import Candidate, CandidateResult
-from stages.plan import Plan
+from stages.evaluate import plan_and_prefetch
+from stages.plan import Plan, plans_dry
 from stages.prefetch import prefetch
 from stages.replay import Replay
 from stages.search import Found, listed, search
@@ -89,8 +90,11 @@ class _Walk:
 
     def _walked(self, candidate: Candidate) -> tuple[Plan, Replay, Records]:
         check_stop()
-        plan = _planned(plan_input(candidate), self._places)
-        records = prefetch(self.table, [plan.keys])
+        if plans_dry(candidate):
+            plan = _planned(plan_input(candidate), self._places)
+            records = prefetch(self.table, [plan.keys])
+        else:
+            plan, records = plan_and_prefetch(candidate, self.table)
         known = Prefetched(records, frozenset(), 0, 0)
         return plan, replay_task([candidate], [plan], known, self._places)[0], records
 

@@ -27,6 +27,7 @@ from stages.plan import Plan, plan
 from stages.prefetch import prefetch
 from stages.replay import Replay
 from stages.runners.base import ModelRunner, RunnerSpec
+from stages.scheduler_registry import get_scheduler, is_built_in
 from stages.trace import best_index, trace
 
 Records = dict[ForwardShapeKey, ForwardLatencyRecord]
@@ -128,7 +129,8 @@ def close_sessions() -> None:
 def plan_task(candidates: Sequence[Candidate], places: Places) -> list[Plan]:
     """Return the plan of each candidate, from the memo where that is quicker."""
     check_stop()
-    if sum(_literal_steps(candidate) for candidate in candidates) < MEMOIZE_FROM_STEPS:
+    steps = sum(_literal_steps(candidate) for candidate in candidates)
+    if steps < MEMOIZE_FROM_STEPS or not _memoizable(candidates):
         return _plan_all(candidates)
     return _memo(places.memo).call(_plan_all, tuple(candidates))
 
@@ -188,7 +190,8 @@ def replay_task(
 ) -> list[Replay]:
     """Return the times of each candidate's plan, from the memo where that is quicker."""
     check_stop()
-    if sum(len(one.schedule.run_steps) for one in plans) < MEMOIZE_FROM_RUNS:
+    runs = sum(len(one.schedule.run_steps) for one in plans)
+    if runs < MEMOIZE_FROM_RUNS or not _memoizable(candidates):
         return _replay_all(candidates, plans, prefetched.records)
     return _memo(places.memo).call(_replay_all, tuple(candidates), list(plans), prefetched.records)
 
@@ -234,6 +237,11 @@ def _plan_all(candidates: Sequence[Candidate]) -> list[Plan]:
 
 def _replay_all(candidates: Sequence[Candidate], plans: Sequence[Plan], records: Records) -> list[Replay]:
     return [replay_plan(candidate, one, records) for candidate, one in zip(candidates, plans, strict=True)]
+
+
+def _memoizable(candidates: Sequence[Candidate]) -> bool:
+    """Whether the memo knows all code behind a result; it does not know that of a plug-in's scheduler."""
+    return all(is_built_in(get_scheduler(candidate.engine.scheduler)) for candidate in candidates)
 
 
 def _literal_steps(candidate: Candidate) -> int:

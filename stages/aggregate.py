@@ -61,7 +61,7 @@ def aggregate(candidate: Candidate, plan: Plan, times: Replay, records: Records)
 
 def _decode_times(candidate: Candidate, plan: Plan, times: Replay, records: Records) -> _Times:
     engine = candidate.engine
-    latency_ms = records[plan.keys[0]].latency_ms
+    latency_ms = records[plan.schedule.keys[0]].latency_ms
     tpot_ms = engine.fold_decode_ms(latency_ms + engine.serving_cost_ms)
     return _Times(None, tpot_ms, _per_s(candidate.concurrency, tpot_ms))
 
@@ -151,7 +151,7 @@ def _prefill_text(plan: Plan, times: Replay, records: Records) -> str | None:
     for key_index, steps in runs:
         waves[int(key_index)] = waves.get(int(key_index), 0) + int(steps)
     return mean_breakdown_text(
-        (count, bound_shares(records[plan.keys[key_index]])) for key_index, count in waves.items()
+        (count, bound_shares(records[plan.schedule.keys[key_index]])) for key_index, count in waves.items()
     )
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from cache.table import ForwardLatencyTable
 from stages.aggregate import Records, aggregate
 from stages.candidate import Candidate, CandidateResult
-from stages.plan import Plan, plan
+from stages.lazy_steps import AskedRecords
+from stages.plan import Plan, plan, plan_lazily, plans_dry
 from stages.prefetch import prefetch
 from stages.replay import Replay, replay
-from stages.scheduler import get_scheduler
+from stages.scheduler_registry import get_scheduler
 
 
 def replay_plan(candidate: Candidate, planned: Plan, records: Records) -> Replay:
@@ -16,6 +17,15 @@ def replay_plan(candidate: Candidate, planned: Plan, records: Records) -> Replay
     engine = candidate.engine
     start_ms = engine.serving_cost_ms if candidate.mode == "prefill" else 0.0
     return replay(planned.schedule, records, engine, get_scheduler(engine.scheduler), start_ms)
+
+
+def plan_and_prefetch(candidate: Candidate, table: ForwardLatencyTable) -> tuple[Plan, AskedRecords]:
+    """Return the plan of one candidate and the records it reaches, computing those that `table` lacks."""
+    if plans_dry(candidate):
+        planned = plan(candidate)
+        return planned, prefetch(table, [planned.keys])
+    table.new_candidate()
+    return plan_lazily(candidate, table.get)
 
 
 def evaluate(candidate: Candidate, table: ForwardLatencyTable) -> CandidateResult:
@@ -31,6 +41,5 @@ def evaluate(candidate: Candidate, table: ForwardLatencyTable) -> CandidateResul
     table : ForwardLatencyTable
         Where records come from.
     """
-    planned = plan(candidate)
-    records = prefetch(table, [planned.keys])
+    planned, records = plan_and_prefetch(candidate, table)
     return aggregate(candidate, planned, replay_plan(candidate, planned, records), records)

@@ -7,14 +7,16 @@ in every step. With more ready requests than budget it steps literally.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from cache.errors import InvalidValueError
 from stages.candidate import Candidate
 from stages.schedule import NO_PASS, Schedule, ScheduleBuilder
-from stages.scheduler import UNLIMITED, get_scheduler
+from stages.scheduler import UNLIMITED, Scheduler, SchedulingPolicy
+from stages.scheduler_registry import get_scheduler
 from stages.shape_keys import ShapeKeys
 
 
@@ -24,50 +26,71 @@ def plan_mixed_steps(candidate: Candidate) -> Schedule:
     Raises
     ------
     InvalidValueError
-        When the scheduler decides on nothing, or on more than there is.
+        When the scheduler decides on nothing, or on more than there is, or decides by latencies.
     """
-    steps = _MixedSteps(candidate)
-    steps.chunks_before_the_last()
-    front, ready = steps.last_chunk_while_all_decode()
-    if front or ready.count:
-        steps.last_chunk(front, ready)
+    scheduler = get_scheduler(candidate.engine.scheduler)
+    if not isinstance(scheduler, Scheduler):
+        raise InvalidValueError(
+            f"The scheduler {scheduler} decides by latencies, so its steps cannot be planned without "
+            "records; evaluate the candidate instead."
+        )
+    steps = DryMixedSteps(candidate, scheduler)
+    steps.plan()
     return steps.builder.build()
 
 
-class _MixedSteps:
+class MixedSteps(ABC):
     """One candidate's schedule as it is planned.
 
     Before the last chunk no request is ready, so those passes are plain. From the last chunk on, requests
     become ready and decode.
+
+    Parameters
+    ----------
+    candidate : Candidate
+        An aggregated candidate whose prompts take several chunks.
+    scheduler : SchedulingPolicy
+        Its policy.
     """
 
-    def __init__(self, candidate: Candidate) -> None:
+    def __init__(self, candidate: Candidate, scheduler: SchedulingPolicy) -> None:
         self.builder = ScheduleBuilder()
-        self._candidate = candidate
-        self._scheduler = get_scheduler(candidate.engine.scheduler)
-        self._keys = ShapeKeys(candidate)
-        self._chunks = self._keys.chunks
-        self._budget = candidate.budget_tokens
+        self.candidate = candidate
+        self.keys = ShapeKeys(candidate)
+        self.budget = candidate.budget_tokens
+        self._scheduler = scheduler
+        self._chunks = self.keys.chunks
         self._tokens_after_first = candidate.workload.output_length - 1
         # A shape is made and looked up once, however many runs use it.
         self._prefill_index: dict[tuple[int, int], int] = {}
         self._decode_index: dict[int, int] = {0: NO_PASS}
 
+    def plan(self) -> None:
+        """Plan all steps."""
+        self.chunks_before_the_last()
+        front, ready = self.last_chunk_while_all_decode()
+        if front or ready.count:
+            self.last_chunk(front, ready)
+
+    @abstractmethod
+    def decide(self, ready: int, front: int, query_len: int, chunk: int) -> tuple[int, int]:
+        """Ask the policy about a step whose front is at chunk `chunk`."""
+
+    @abstractmethod
     def chunks_before_the_last(self) -> None:
-        """Plan the passes of all chunks but the last, which are of one length and so of the same steps.
+        """Plan the passes of all chunks but the last.
 
         All requests pass chunk i before any starts chunk i + 1: those behind the front have one index.
         """
-        front, query_len = self._candidate.concurrency, self._chunks.query_len(0)
-        decisions = []
+
+    def pass_decisions(self, chunk: int) -> Iterator[tuple[int, int]]:
+        """Yield (prefill count, steps) until all requests have passed `chunk`, while none is ready."""
+        front, query_len = self.candidate.concurrency, self._chunks.query_len(chunk)
         while front:
-            prefill, _ = self._decide(0, front, query_len)
-            steps = min(front // prefill, self._equal_decisions(0, 0, front, prefill, query_len))
-            decisions.append((prefill, steps))
+            prefill, _ = self._decide(0, front, query_len, chunk)
+            steps = min(front // prefill, self.equal_decisions(0, 0, front, prefill, query_len))
+            yield prefill, steps
             front -= prefill * steps
-        for chunk in range(self._chunks.num_chunks - 1):
-            for prefill, steps in decisions:
-                self.builder.run_indexed(self._prefill(prefill, chunk), NO_PASS, steps)
 
     def last_chunk_while_all_decode(self) -> tuple[int, ReadyQueue]:
         """Plan the last chunk's pass, and the decoding after it, while every ready request decodes.
@@ -80,11 +103,11 @@ class _MixedSteps:
         """
         builder, wanted = self.builder, self._tokens_after_first
         chunk = self._chunks.num_chunks - 1
-        front, ready = self._candidate.concurrency, 0
+        front, ready = self.candidate.concurrency, 0
         joined: deque[_Joined] = deque()  # the next to finish first
         while front or ready:
-            query_len = self._chunks.query_len(chunk) if front else self._budget
-            prefill, decode = self._decide(ready, front, query_len)
+            query_len = self._chunks.query_len(chunk) if front else self.budget
+            prefill, decode = self._decide(ready, front, query_len, chunk)
             if decode != ready:
                 break
             start = builder.steps
@@ -97,7 +120,7 @@ class _MixedSteps:
                 finish = joined[0].count if due == start else 0
                 steps = min(steps, joined[0].steps if finish else due - start)
             change = (prefill if wanted else 0) - finish
-            steps = min(steps, self._equal_decisions(ready, change, front, prefill, query_len))
+            steps = min(steps, self.equal_decisions(ready, change, front, prefill, query_len))
             self._run(prefill, chunk, ready, change, steps)
             if finish:
                 builder.finished(joined[0].first_step, start, finish, steps)
@@ -118,13 +141,13 @@ class _MixedSteps:
         """Plan the rest of the last chunk's pass and of the decoding, for any decode counts."""
         builder, chunk = self.builder, self._chunks.num_chunks - 1
         while front or ready.count:
-            query_len = self._chunks.query_len(chunk) if front else self._budget
-            prefill, decode = self._decide(ready.count, front, query_len)
+            query_len = self._chunks.query_len(chunk) if front else self.budget
+            prefill, decode = self._decide(ready.count, front, query_len, chunk)
             start = builder.steps
             steps = ready.equal_steps(decode)
             if prefill:
                 steps = 1 if self._tokens_after_first else min(steps, front // prefill)
-            steps = min(steps, self._equal_decisions(ready.count, 0, front, prefill, query_len))
+            steps = min(steps, self.equal_decisions(ready.count, 0, front, prefill, query_len))
             self._run(prefill, chunk, decode, 0, steps)
             if prefill:
                 front -= prefill * steps
@@ -147,12 +170,12 @@ class _MixedSteps:
             return NO_PASS
         shape = (count, chunk)
         if shape not in self._prefill_index:
-            self._prefill_index[shape] = self.builder.index(self._keys.prefill(count, chunk))
+            self._prefill_index[shape] = self.builder.index(self.keys.prefill(count, chunk))
         return self._prefill_index[shape]
 
     def _decode(self, count: int) -> int:
         if count not in self._decode_index:
-            self._decode_index[count] = self.builder.index(self._keys.decode(count))
+            self._decode_index[count] = self.builder.index(self.keys.decode(count))
         return self._decode_index[count]
 
     def _first_tokens(self, start: int, steps: int, count: int) -> None:
@@ -160,16 +183,40 @@ class _MixedSteps:
         if not self._tokens_after_first:
             self.builder.finished(start, start, count, steps)
 
-    def _equal_decisions(self, ready: int, change: int, front: int, prefill: int, query_len: int) -> int:
-        return self._scheduler.equal_decisions(ready, change, front, prefill, query_len, self._budget)
+    def equal_decisions(self, ready: int, change: int, front: int, prefill: int, query_len: int) -> int:
+        """Return for how many steps a decision stays; see `SchedulingPolicy.equal_decisions`."""
+        return self._scheduler.equal_decisions(ready, change, front, prefill, query_len, self.budget)
 
-    def _decide(self, ready: int, front: int, query_len: int) -> tuple[int, int]:
-        prefill, decode = self._scheduler.decide(ready, front, query_len, self._budget)
+    def _decide(self, ready: int, front: int, query_len: int, chunk: int) -> tuple[int, int]:
+        prefill, decode = self.decide(ready, front, query_len, chunk)
         if not (0 <= prefill <= front and 0 <= decode <= ready) or prefill == decode == 0:
-            raise _wrong_decision(
-                self._scheduler.name, prefill, decode, front, ready, query_len, self._budget
-            )
+            raise _wrong_decision(self._scheduler.name, prefill, decode, front, ready, query_len, self.budget)
         return prefill, decode
+
+
+class DryMixedSteps(MixedSteps):
+    """The schedule of a policy that is decided without latencies.
+
+    Parameters
+    ----------
+    candidate, scheduler
+        As for `MixedSteps`.
+    """
+
+    def __init__(self, candidate: Candidate, scheduler: Scheduler) -> None:
+        super().__init__(candidate, scheduler)
+        self._dry = scheduler
+
+    def decide(self, ready: int, front: int, query_len: int, chunk: int) -> tuple[int, int]:
+        """Ask the policy, which does not see which chunk it is."""
+        return self._dry.decide(ready, front, query_len, self.budget)
+
+    def chunks_before_the_last(self) -> None:
+        """Plan these passes, which are of one length and so of the same steps."""
+        decisions = list(self.pass_decisions(0))
+        for chunk in range(self._chunks.num_chunks - 1):
+            for prefill, steps in decisions:
+                self.builder.run_indexed(self._prefill(prefill, chunk), NO_PASS, steps)
 
 
 def _wrong_decision(

@@ -10,8 +10,11 @@ from enum import StrEnum
 
 from cache.shapes import ForwardShapeKey
 from stages.candidate import Candidate
+from stages.lazy_steps import AskedRecords, walk_lazy_steps
 from stages.mixed_steps import plan_mixed_steps
 from stages.schedule import Schedule, ScheduleBuilder
+from stages.scheduler import AskRecord, LazyScheduler
+from stages.scheduler_registry import get_scheduler
 from stages.segment_steps import add_segment_steps
 from stages.shape_keys import ShapeKeys
 
@@ -29,15 +32,54 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A candidate's schedule and the rule by which its times are read."""
+    """A candidate's schedule and the rule by which its times are read.
+
+    Attributes
+    ----------
+    rule : Rule
+        How times are read.
+    schedule : Schedule
+        What runs.
+    asked : tuple of ForwardShapeKey or None
+        The shapes that a policy looked at while it made the schedule; None where none was needed.
+    """
 
     rule: Rule
     schedule: Schedule
+    asked: tuple[ForwardShapeKey, ...] | None = None
 
     @property
     def keys(self) -> tuple[ForwardShapeKey, ...]:
-        """The distinct shapes, in order of first use."""
-        return self.schedule.keys
+        """The distinct shapes that are needed, in order of first use."""
+        return self.schedule.keys if self.asked is None else self.asked
+
+
+def plans_dry(candidate: Candidate) -> bool:
+    """Whether the candidate can be planned without records; else `plan_lazily` must be used."""
+    if not _has_mixed_steps(candidate):
+        return True
+    return not isinstance(get_scheduler(candidate.engine.scheduler), LazyScheduler)
+
+
+def plan_lazily(candidate: Candidate, record: AskRecord) -> tuple[Plan, AskedRecords]:
+    """Return the plan of a candidate whose scheduler looks at latencies, and the records it asked for.
+
+    Parameters
+    ----------
+    candidate : Candidate
+        One for which `plans_dry` is false.
+    record : callable
+        ForwardShapeKey -> ForwardLatencyRecord.
+    """
+    scheduler = get_scheduler(candidate.engine.scheduler)
+    assert isinstance(scheduler, LazyScheduler)
+    schedule, asked = walk_lazy_steps(candidate, scheduler, record)
+    return Plan(Rule.MIXED_STEPS, schedule, tuple(asked)), asked
+
+
+def _has_mixed_steps(candidate: Candidate) -> bool:
+    lengths = candidate.workload.input_lengths
+    return candidate.mode == "aggregated" and lengths is None and candidate.chunks.num_chunks > 1
 
 
 def plan(candidate: Candidate) -> Plan:
@@ -46,7 +88,7 @@ def plan(candidate: Candidate) -> Plan:
     Raises
     ------
     InvalidValueError
-        When the scheduler is unknown or makes no progress.
+        When the scheduler is unknown, makes no progress or decides by latencies.
     """
     if candidate.mode == "decode":
         return _plan_decode(candidate)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from cache.shapes import ForwardLatencyRecord, ForwardShapeKey
 from stages.schedule import NO_PASS, Schedule
-from stages.scheduler import Scheduler
+from stages.scheduler import SchedulingPolicy
 from stages.workload import Engine
 
 FloatArray = npt.NDArray[np.float64]
@@ -66,7 +66,7 @@ def replay(
     schedule: Schedule,
     records: Mapping[ForwardShapeKey, ForwardLatencyRecord],
     engine: Engine,
-    scheduler: Scheduler,
+    scheduler: SchedulingPolicy,
     start_ms: float = 0.0,
 ) -> Replay:
     """Return the times of `schedule`. Calls no runner.
@@ -79,7 +79,7 @@ def replay(
         Records of the schedule's shapes, at least up to the first out-of-memory one.
     engine : Engine
         How decode latencies are folded.
-    scheduler : Scheduler
+    scheduler : SchedulingPolicy
         How long a step of two passes takes.
     start_ms : float
         When the first step starts.

@@ -131,7 +131,7 @@ def _segments(plan: Plan, times: Replay, runs_per_segment: int) -> Columns:
     ends_ms = times.run_ends_ms[np.append(firsts[1:], count) - 1]
     # The last entry, 0, answers NO_PASS.
     assert NO_PASS == -1
-    requests = np.array([*(key.model_concurrency for key in plan.keys), 0])
+    requests = np.array([*(key.model_concurrency for key in plan.schedule.keys), 0])
     columns: Columns = {
         "start_ms": _rounded([times.start_ms, *ends_ms[:-1]]),
         "end_ms": _rounded(ends_ms),

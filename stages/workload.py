@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cache.errors import InvalidValueError
 from stages.lengths import LengthDistribution, effective_length
+from stages.scheduler import SchedulingPolicy
 from stages.speculation import Speculation
 
 
@@ -125,8 +126,8 @@ class Engine:
         Acceptance rate of each speculative token, in order; at least `num_mtp_tokens` of them.
     serving_cost_ms : float
         Fixed cost of serving outside the forward pass, ms.
-    scheduler : str
-        Name of the scheduling policy of mixed prefill and decode steps.
+    scheduler : str or SchedulingPolicy
+        The scheduling policy of mixed prefill and decode steps: its name, or the policy with its settings.
     speculation : Speculation or None
         A draft model instead of multi-token prediction.
 
@@ -140,7 +141,7 @@ class Engine:
     num_mtp_tokens: int = 0
     mtp_acceptance_rate: tuple[float, ...] = (0.9, 0.6, 0.4, 0.2)
     serving_cost_ms: float = 0.0
-    scheduler: str = "decode_first_slack"
+    scheduler: str | SchedulingPolicy = "decode_first_slack"
     speculation: Speculation | None = None
 
     def __post_init__(self) -> None:

@@ -17,7 +17,8 @@ from stages.evaluate import replay_plan
 from stages.mixed_steps import ReadyQueue
 from stages.plan import plan
 from stages.schedule import ScheduleBuilder
-from stages.scheduler import DecodeFirstSlack, Scheduler, get_scheduler, register_scheduler
+from stages.scheduler import DecodeFirstSlack, Scheduler
+from stages.scheduler_registry import get_scheduler, register_scheduler
 from tests.literal import Literal
 
 FORMULAS = st.fixed_dictionaries(
