@@ -132,6 +132,12 @@ class Literal:
         self.out.ttft_ms, self.out.tpot_ms = ttft_ms, end_ms / output
         self.out.tokens_per_s = 1000 * output * self.concurrency / end_ms
 
+    def decide(self, ready: int, front: int, query_len: int, chunk: int) -> tuple[int, int]:
+        """Decode first with slack."""
+        decode = min(ready, self.budget)
+        slack = math.floor(1.15 * self.budget) - decode
+        return max(0, min(front, slack // query_len)), decode
+
     def mixed_steps(self) -> None:
         """Step by step; requests are single entries, not groups."""
         output = self.candidate.workload.output_length
@@ -146,9 +152,7 @@ class Literal:
                 while front < len(pending) and pending[front] == pending[0]:
                     front += 1
                 query_len = self.chunks[pending[0]][0] if pending else self.budget
-                decode = min(len(ready), self.budget)
-                slack = math.floor(1.15 * self.budget) - decode
-                prefill = max(0, min(front, slack // query_len))
+                prefill, decode = self.decide(len(ready), front, query_len, pending[0] if pending else 0)
                 assert prefill or decode
                 prefill_ms = self.prefill_ms(prefill, pending[0]) if prefill else 0.0
                 decode_ms = self.decode_ms(decode) if decode else 0.0
