@@ -143,7 +143,8 @@ def test_a_sweep_compares_drafts(shapecast: Shapecast, tmp_path: Path) -> None:
 def test_speculation_with_multi_token_prediction_is_one_sentence(
     shapecast: Shapecast, tmp_path: Path
 ) -> None:
-    (tmp_path / "drafts.yaml").write_text(SWEEP % (2, DRAFTS), encoding="utf-8")
+    draft = "{kind: dflash, block_size: 8, accepted_length: 3}"
+    (tmp_path / "drafts.yaml").write_text(SWEEP % (2, draft), encoding="utf-8")
     done = shapecast("run", "drafts.yaml", "--out", "a", expect=1)
     assert "drafts.yaml: engine: num_mtp_tokens is 2 together with dflash speculation;" in done.stderr
 
