@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 
 from cache.errors import ShapecastError
+from pipeline.cli_optimize import optimize
+from pipeline.cli_options import ManyValues
 from pipeline.cli_tables import Tables, tables_app
 from pipeline.terminal import plain_warnings, print_error
 
@@ -87,6 +89,9 @@ def run(
     run_command(
         config, out, tables, str(scheduler), jobs, quiet=quiet, as_json=as_json, force=force, frozen=frozen
     )
+
+
+app.command(cls=ManyValues)(optimize)
 
 
 @app.command()

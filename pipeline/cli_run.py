@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from cache.errors import UsageError
-from pipeline.config import load_config
+from pipeline.config import LoadedConfig, load_config
 from pipeline.run import RunOptions, run_sweep
 from pipeline.summary import print_summary
 from pipeline.tasks import StoppedError
@@ -45,12 +45,17 @@ def run_command(
         force=force,
         frozen=frozen,
     )
+    run_and_print(loaded, options, as_json=as_json)
+
+
+def run_and_print(loaded: LoadedConfig, options: RunOptions, *, as_json: bool = False) -> None:
+    """Run a sweep, and print its summary, as JSON if asked, or, when quiet, its folder."""
     try:
         run = run_sweep(loaded, options, console(stderr=True))
     except StoppedError:
         print_error(StoppedError("interrupted; computed records are kept, so the same command continues."))
         raise typer.Exit(130) from None
-    if quiet:
+    if options.quiet:
         typer.echo(str(run.out))
     elif as_json:
         from pipeline.summary_json import summary_json

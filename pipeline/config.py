@@ -7,7 +7,7 @@ the grid; a scalar is a fixed value.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -161,7 +161,17 @@ def load_config(path: Path) -> LoadedConfig:
     ConfigError
         Naming the file, the path in it, and the reason.
     """
-    content = load_yaml_mapping(path, "sweep config")
+    return parse_config(load_yaml_mapping(path, "sweep config"), path)
+
+
+def parse_config(content: Mapping[str, Any], path: Path) -> LoadedConfig:
+    """Return a validated sweep config from its content; `path` is where it stands, for messages and paths.
+
+    Raises
+    ------
+    ConfigError
+        Naming the file, the path in it, and the reason.
+    """
     try:
         config = SweepConfig.model_validate(content)
     except ValidationError as error:
