@@ -28,12 +28,15 @@ app = typer.Typer(
 app.add_typer(tables_app)
 
 
-class SchedulerName(StrEnum):
-    """Where the tasks of a run run."""
+SCHEDULERS = ("threads", "processes", "single-threaded")
 
-    THREADS = "threads"
-    PROCESSES = "processes"
-    SINGLE_THREADED = "single-threaded"
+
+def _scheduler(value: str) -> str:
+    if value in SCHEDULERS or value.startswith(("tcp://", "tls://")):
+        return value
+    raise typer.BadParameter(
+        f"{value!r} is none of {', '.join(SCHEDULERS)}, nor the address of a Dask scheduler (tcp://HOST:PORT)."
+    )
 
 
 class ReportFormat(StrEnum):
@@ -69,8 +72,13 @@ def run(
     ] = None,
     tables: Tables = None,
     scheduler: Annotated[
-        SchedulerName, typer.Option("--scheduler", help="Where tasks run.")
-    ] = SchedulerName.THREADS,
+        str,
+        typer.Option(
+            "--scheduler",
+            callback=_scheduler,
+            help="Where tasks run: threads, processes, single-threaded, or a Dask cluster's tcp://HOST:PORT.",
+        ),
+    ] = "threads",
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, help="Threads or processes. [default: cores]")
     ] = None,
@@ -87,7 +95,7 @@ def run(
     from pipeline.cli_run import run_command
 
     run_command(
-        config, out, tables, str(scheduler), jobs, quiet=quiet, as_json=as_json, force=force, frozen=frozen
+        config, out, tables, scheduler, jobs, quiet=quiet, as_json=as_json, force=force, frozen=frozen
     )
 
 

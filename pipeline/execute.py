@@ -16,8 +16,10 @@ import dask.multiprocessing
 import dask.threaded
 from dask.base import compute as dask_compute
 from dask.callbacks import Callback
+from dask.delayed import Delayed
 
 from cache.errors import ShapecastError
+from pipeline.cluster import SCHEMES, compute_on_cluster
 from pipeline.tasks import Watch, close_sessions, start_run
 
 # The functions themselves: by name, Dask would import `distributed` wherever it is installed.
@@ -48,27 +50,27 @@ class _Events(Callback):
 
 
 def compute(
-    wanted: Sequence[Any],
+    wanted: Sequence[tuple[Delayed, Delayed]],
     scheduler: str,
     jobs: int,
     watch: Watch,
     started: TaskStarted,
     done: TaskDone,
-) -> tuple[Any, ...]:
-    """Return the results of `wanted` (Delayed values, possibly in tuples).
+) -> Sequence[tuple[Any, Any]]:
+    """Return the results of `wanted`.
 
     Parameters
     ----------
-    wanted : sequence
+    wanted : sequence of (Delayed, Delayed)
         What to compute.
-    scheduler : {"threads", "processes", "single-threaded"}
+    scheduler : {"threads", "processes", "single-threaded"}, or the address of a Dask scheduler
         Where tasks run.
     jobs : int
         Threads or processes.
     watch : Watch
         Sees and stops the tasks of this process (see `start_run`); Ctrl-C sets its stop.
     started, done : callable
-        Called with each task's name, and with its name and result.
+        Called with each task's name, and with its name and result; on a cluster only for wanted ones.
 
     Raises
     ------
@@ -77,9 +79,13 @@ def compute(
     """
     try:
         with _Events(started, done), _executor(scheduler, jobs) as pool, _gentle_interrupt(watch, pool):
-            results: tuple[Any, ...] = dask_compute(  # type: ignore[no-untyped-call]
-                *wanted, scheduler=_GETS[scheduler], pool=pool, num_workers=jobs, optimize_graph=False
-            )
+            results: Sequence[tuple[Any, Any]]
+            if scheduler.startswith(SCHEMES):
+                results = compute_on_cluster(wanted, scheduler, watch, done)
+            else:
+                results = dask_compute(  # type: ignore[no-untyped-call]
+                    *wanted, scheduler=_GETS[scheduler], pool=pool, num_workers=jobs, optimize_graph=False
+                )
     except BaseException:
         with suppress(ShapecastError):  # The first error says why; this one would only repeat it.
             close_sessions()
@@ -91,7 +97,7 @@ def compute(
 @contextmanager
 def _executor(scheduler: str, jobs: int) -> Iterator[Executor | None]:
     """Give the pool that Dask runs on; at the end, also after an error, wait until its tasks have ended."""
-    if scheduler == "single-threaded":
+    if scheduler not in ("threads", "processes"):
         yield None
         return
     pool: Executor

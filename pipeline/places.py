@@ -40,7 +40,8 @@ def places_for(tables: str | None) -> Places:
     root = tables or default_tables_root()
     named = bool(tables or os.environ.get(TABLES_VARIABLE))
     if named and "://" not in root:
-        return Places(root, Path(root) / "memo")
+        folder = Path(root).absolute()  # Workers of a cluster may have another working directory.
+        return Places(str(folder), folder / "memo")
     return Places(root, user_cache_dir() / "memo")
 
 

@@ -9,8 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from pipeline.evaluated import Searched
-from pipeline.tasks import PrefetchCounts, Prefetched
+from pipeline.tasks import PrefetchCounts
 
 
 class RunProgress:
@@ -62,23 +61,20 @@ class RunProgress:
                 self._shown_s = now_s
                 self._show(cell_index)
 
-    def task_started(self, name: str) -> None:
+    def task_started(self, stage: str, cell_index: int | None) -> None:
         """Take note of a task that starts."""
-        stage, _, index = name.partition("-")
-        if stage in ("prefetch", "search"):
-            self._show(int(index))
+        if cell_index is not None and stage in ("prefetch", "search"):
+            self._show(cell_index)
 
-    def task_done(self, name: str, result: Any) -> None:
+    def task_done(self, stage: str, cell_index: int | None, result: Any) -> None:
         """Take note of a task that is done."""
-        stage, _, index = name.partition("-")
-        counts = result.counts if isinstance(result, Searched) else result
-        if isinstance(counts, Prefetched | PrefetchCounts) and stage != "done":
+        if cell_index is not None and isinstance(result, PrefetchCounts):
             with self._lock:
-                self.computed += counts.computed
-                self.reused += len(counts.digests) - counts.computed
-                self.stopped += counts.stopped
+                self.computed += result.computed
+                self.reused += len(result.digests) - result.computed
+                self.stopped += result.stopped
                 self._live = max(self._live, self.computed)
-            self._show(int(index))
+            self._show(cell_index)
         if stage in ("aggregate", "search"):
             self._bar.advance(self._task)
 

@@ -23,7 +23,7 @@ from pipeline.cells import Cell, expand
 from pipeline.config import LoadedConfig
 from pipeline.evaluated import Evaluated, evaluated_rows
 from pipeline.execute import compute, original_error
-from pipeline.graph import build_graph
+from pipeline.graph import build_graph, stage_and_cell
 from pipeline.outputs import (
     BEST_NAME,
     LOG_NAME,
@@ -59,7 +59,7 @@ class RunOptions:
         Folder of the run's files.
     tables : str or None
         Path or URL of the shape store; None for the default.
-    scheduler : {"threads", "processes", "single-threaded"}
+    scheduler : {"threads", "processes", "single-threaded"}, or the address of a Dask scheduler
         Where tasks run.
     jobs : int or None
         Threads or processes; None for the number of cores.
@@ -182,18 +182,19 @@ def _execute(
     progress = RunProgress([str(cell) for cell in cells], console, quiet=options.quiet)
     watch.computed = progress.shape_computed
 
+    def started(name: str) -> None:
+        progress.task_started(*stage_and_cell(name))
+
     def done(name: str, result: Any) -> None:
-        progress.task_done(name, result)
-        stage, _, index = name.partition("-")
-        if stage in ("aggregate", "search"):
-            cell = cells[int(index)]
+        stage, index = stage_and_cell(name)
+        progress.task_done(stage, index, result)
+        if index is not None and stage in ("aggregate", "search"):
+            cell = cells[index]
             _log_cell(cell, [one.result for one in evaluated_rows(cell, result)])
 
     try:
         with progress:
-            pairs = compute(
-                build_graph(cells, places), options.scheduler, jobs, watch, progress.task_started, done
-            )
+            pairs = compute(build_graph(cells, places), options.scheduler, jobs, watch, started, done)
     except Exception as error:
         original = original_error(error)
         _log.info("ended after %.1f s: %s", time.monotonic() - started_s, original)
