@@ -28,9 +28,17 @@ WITH_COMMANDS = [page for page in PAGES if commands(page)]
 WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
 
 
+def write_files(page: Path, folder: Path) -> None:
+    """Write what a reader has when following a page: the checkout's configs, and the files the page shows."""
+    shutil.copytree(ROOT / "configs", folder / "configs")
+    shown = re.findall(r'^```\w+ title="([\w.]+)"\n(.*?)^```', page.read_text(encoding="utf-8"), re.S | re.M)
+    for name, text in shown:
+        (folder / name).write_text(text, encoding="utf-8")
+
+
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
 def test_the_commands_of_a_page_run_in_order(page: Path, shapecast: Shapecast, tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    write_files(page, tmp_path)
     for command in commands(page):
         program, *arguments = command.split()
         assert program == "shapecast", f"{page.name} has a command that is not tested: {command}"
@@ -38,6 +46,11 @@ def test_the_commands_of_a_page_run_in_order(page: Path, shapecast: Shapecast, t
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
-def test_the_python_examples_of_a_page_run(page: Path) -> None:
+def test_the_python_examples_of_a_page_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_files(page, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SHAPECAST_TABLES", str(tmp_path / "tables"))
     for block in blocks(page, "python"):
         exec(compile(block, page.name, "exec"), {"__name__": "__main__"})
