@@ -13,6 +13,7 @@ import pytest
 import typer.main
 
 from pipeline.cli import app
+from tests.conftest import Shapecast
 
 ROOT = Path(__file__).parent.parent
 TOOLS = ROOT / "docs" / "tools"
@@ -61,6 +62,18 @@ def test_the_json_reference_names_every_field(reference: ModuleType) -> None:
     text = reference.pages()["reference/summary-json.md"]
     for name in (*RunSummary.model_fields, *CandidateSummary.model_fields):
         assert f"| `{name}` |" in text
+
+
+def test_the_readme_shows_what_the_quickstart_prints(shapecast: Shapecast) -> None:
+    spec = importlib.util.spec_from_file_location("docs_refresh", TOOLS / "refresh.py")
+    assert spec is not None
+    assert spec.loader is not None
+    refresh = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(refresh)
+    printed = shapecast("run", ROOT / "configs" / "quickstart.yaml", "--out", "out").stdout
+    shown = refresh.BLOCK.search((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert shown is not None
+    assert shown[2] == refresh.answer(printed), "run python docs/tools/refresh.py"
 
 
 def test_messages_under_troubleshooting_are_in_the_code() -> None:
