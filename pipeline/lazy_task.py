@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cache.identity import TableIdentity
+from cache.session import TableSession
+from cache.table import ForwardLatencyTable
 from pipeline.tasks import Places, Prefetched, Records, cell_table, check_stop, open_session
 from stages.candidate import Candidate
 from stages.evaluate import plan_and_prefetch
@@ -39,7 +41,11 @@ def walk_task(
     `_after` is the prefetch of the same identity that came before: one writer at a time.
     """
     session = open_session(places.tables, identity)
-    table = cell_table(cell_index, spec, identity, session)
+    return walked(candidates, session, cell_table(cell_index, spec, identity, session))
+
+
+def walked(candidates: Sequence[Candidate], session: TableSession, table: ForwardLatencyTable) -> Walked:
+    """Plan candidates over the records of a session; `table` computes what it lacks."""
     records: Records = {}
     plans: list[Plan] = []
     stopped = 0
