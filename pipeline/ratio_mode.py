@@ -42,11 +42,18 @@ def ratio_file(frame: pd.DataFrame, total_devices: int | None) -> bytes:
 
 def print_splits(frame: pd.DataFrame, total_devices: int, console: Console) -> None:
     """Print how the best pair of each model, device and workload shares `total_devices`."""
+    for text in split_sentences(frame, total_devices):
+        console.print(escape(text), soft_wrap=True)
+
+
+def split_sentences(frame: pd.DataFrame, total_devices: int) -> list[str]:
+    """Return how the best pair of each model, device and workload shares `total_devices`, in words."""
+    sentences = []
     for group, pairs in run_ratios(frame):
         if not pairs:
             continue
         nearest, best = nearest_split(pairs[0], total_devices), best_split(pairs[0], total_devices)
-        where = escape(f"{group['model']} on {total_devices} x {group['device']}")
+        where = f"{group['model']} on {total_devices} x {group['device']}"
         if not best.decodes:
             text = "not even one instance of each half fits."
         elif nearest == best:
@@ -56,7 +63,8 @@ def print_splits(frame: pd.DataFrame, total_devices: int, console: Console) -> N
                 f"fastest are {_instances(best)}; nearest to the ratio are {_instances(nearest)}, "
                 f"{100 * (1 - nearest.qps / best.qps):.1f}% less."
             )
-        console.print(f"{where}: {text}", soft_wrap=True)
+        sentences.append(f"{where}: {text}")
+    return sentences
 
 
 def _instances(split: Split) -> str:

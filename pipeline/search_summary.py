@@ -13,6 +13,13 @@ _MOST_LINES = 5
 
 def print_missed(frame: pd.DataFrame, console: Console) -> None:
     """Print where bisection would have ended on less than the true best, the largest loss first."""
+    for text in missed_sentences(frame):
+        console.print(escape(text), soft_wrap=True)
+
+
+def missed_sentences(frame: pd.DataFrame) -> list[str]:
+    """Return where bisection would have ended on less than the true best, in words."""
+    sentences = []
     missed = frame[frame["bisection_loss"] > 0].sort_values("bisection_loss", ascending=False, kind="stable")
     for row in missed.head(_MOST_LINES).to_dict("records"):
         where = (
@@ -24,11 +31,11 @@ def print_missed(frame: pd.DataFrame, console: Console) -> None:
             if pd.isna(row["bisection_batch_size"])
             else f"ended on batch {int(row['bisection_batch_size'])}"
         )
-        console.print(
+        sentences.append(
             f"Bisection would have missed {100 * row['bisection_loss']:.2f}% of "
-            f"{format_number(row['tokens_per_s'])} tokens/s: {escape(where)}{budget}; "
-            f"batch {row['batch_size']} is best, it {found}.",
-            soft_wrap=True,
+            f"{format_number(row['tokens_per_s'])} tokens/s: {where}{budget}; "
+            f"batch {row['batch_size']} is best, it {found}."
         )
     if len(missed) > _MOST_LINES:
-        console.print(f"{len(missed) - _MOST_LINES} more such searches are in the column bisection_loss.")
+        sentences.append(f"{len(missed) - _MOST_LINES} more such searches are in the column bisection_loss.")
+    return sentences

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -233,6 +234,28 @@ def test_a_larger_run_shows_the_fronts_and_names_the_parquet_file() -> None:
     assert "The run has 2,500 candidates." in page
     assert "results.parquet" in page.split('id="left-out"')[1].split("</p>")[0]
     assert len(page) < 6_000_000
+
+
+def test_long_tables_are_cut_and_say_so() -> None:
+    stopped = {"feasible": False, "stop_reason": "ttft_limit", "batch_size": 2}
+    rows = [
+        row(model=f"m{number}", ttft_limit_ms=1.0, **load) for number in range(520) for load in ({}, stopped)
+    ]
+    page = report_page(saved(*rows)).decode()
+    assert "Best deployment per device, aggregated (the first 500 of 520)" in page
+    assert "First load that does not fit (the first 500 of 520)" in page
+    assert page.count('class="card"') == 12
+
+
+def test_the_page_says_what_bisection_would_have_missed_and_how_devices_are_split() -> None:
+    found = row(bisection_batch_size=4, bisection_loss=0.125, batch_size=7, visit=3)
+    halves = [row(mode="prefill", tpot_ms=None), row(mode="decode", ttft_ms=None)]
+    run = saved(found, *halves)
+    run = replace(run, facts=replace(run.facts, config={"name": "made", "ratio": {"total_devices": 9}}))
+    for text in (page_of(run), report_markdown(run).replace("\\", "")):
+        assert "Bisection would have missed 12.50% of 100.0 tokens/s" in text
+        assert "m on 9 x d: " in text
+    assert 'id="notes"' not in page_of(saved(row()))
 
 
 def test_a_run_in_which_nothing_fits_has_a_page_and_markdown(tmp_path: Path) -> None:

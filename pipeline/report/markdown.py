@@ -27,6 +27,7 @@ def report_markdown(run: SavedRun) -> str:
     if not frame["feasible"].any():
         parts.append("No candidate is feasible. What stopped the nearest of each deployment:")
         parts.append("\n".join(f"- {plain(text)}" for text in words.nothing_feasible(frame)))
+    parts.append("\n".join(f"- {plain(text)}" for text in words.notes(run)))
     parts += [_table(tables.answer_table(frame, best, mode)) for mode in MODES if mode in set(frame["mode"])]
     parts.append(_table(tables.ratio_table(frame)))
     parts += ["## Why", _table(tables.memory_table(frame, best)), _table(tables.bounds_table(frame, best))]

@@ -24,6 +24,10 @@ from stages.candidate import MODES
 MOST_ROWS = 2000
 """Candidates that a page shows; of larger runs it shows the Pareto fronts and the best deployments' loads."""
 
+MOST_TABLE_ROWS = 500
+MOST_CARDS = 12
+MOST_BARS = 60
+
 _FILTERS = ("mode", "model", "device", "parallelism", "workload", "runner")
 _TABLE_COLUMNS = (
     "mode", "model", "runner", "device", "parallelism", "num_devices", "workload", "max_batched_tokens",
@@ -73,13 +77,13 @@ def report_page(run: SavedRun) -> bytes:
 def _findings(frame: pd.DataFrame, best: pd.DataFrame) -> dict[str, Any]:
     """Return what the template needs of the rows."""
     return {
-        "answer": findings.answer(best),
+        "answer": findings.answer(best)[:MOST_CARDS],
         "nothing_feasible": [] if frame["feasible"].any() else words.nothing_feasible(frame),
         "answer_tables": _answer_tables(frame, best),
-        "memory_table": tables.memory_table(frame, best),
-        "bounds_table": tables.bounds_table(frame, best),
-        "stops_table": tables.stops_table(frame),
-        "stop_counts_table": tables.stop_counts_table(frame),
+        "memory_table": tables.memory_table(frame, best).first(MOST_TABLE_ROWS),
+        "bounds_table": tables.bounds_table(frame, best).first(MOST_TABLE_ROWS),
+        "stops_table": tables.stops_table(frame).first(MOST_TABLE_ROWS),
+        "stop_counts_table": tables.stop_counts_table(frame).first(MOST_TABLE_ROWS),
     }
 
 
@@ -87,10 +91,11 @@ def _trust(run: SavedRun, best: pd.DataFrame) -> dict[str, Any]:
     """Return what the template needs to say how far to trust the run."""
     return {
         "name": words.config_name(run),
+        "notes": words.notes(run),
         "same_sources": words.same_sources(run.frame),
-        "provenance_table": tables.provenance_table(run.frame, best),
-        "identities_table": tables.identities_table(run),
-        "identities": tables.sorted_identities(run),
+        "provenance_table": tables.provenance_table(run.frame, best).first(MOST_TABLE_ROWS),
+        "identities_table": tables.identities_table(run).first(MOST_TABLE_ROWS),
+        "identities": tables.sorted_identities(run)[:MOST_TABLE_ROWS],
         "versions": sorted(run.facts.versions.items()),
         "run": run.facts.run,
         "command": words.reproduce_command(run),
@@ -158,8 +163,8 @@ def _charts(frame: pd.DataFrame, best: pd.DataFrame, rows: pd.DataFrame) -> dict
             if figure["data"]:
                 found[f"{column[:4]}-{mode}"] = figure
     if len(best):
-        found["memory"] = part_figures.memory(best)
-        found["bounds"] = part_figures.bounds(best)
+        found["memory"] = part_figures.memory(best.head(MOST_BARS))
+        found["bounds"] = part_figures.bounds(best.head(MOST_BARS))
     found["stop-counts"] = part_figures.stop_counts(frame)
     return {name: figure for name, figure in found.items() if figure["data"]}
 
@@ -184,7 +189,7 @@ def _traces(run: SavedRun, best: pd.DataFrame) -> list[dict[str, Any]]:
 def _answer_tables(frame: pd.DataFrame, best: pd.DataFrame) -> list[ReportTable]:
     found = [tables.answer_table(frame, best, mode) for mode in MODES if mode in set(frame["mode"])]
     ratio = tables.ratio_table(frame)
-    return [table for table in [*found, ratio] if table.rows]
+    return [table.first(MOST_TABLE_ROWS) for table in [*found, ratio] if table.rows]
 
 
 _FRONTS = (

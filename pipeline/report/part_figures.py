@@ -84,16 +84,22 @@ def _bars_layout(bars: int, unit: str) -> Figure:
     )  # fmt: skip
 
 
-def stop_counts(frame: pd.DataFrame) -> Figure:
-    """Return how many candidates of each model, device and mode are feasible, and what stops the rest."""
+def stop_counts(frame: pd.DataFrame, most: int = 60) -> Figure:
+    """Return how many candidates of each model, device and mode are feasible, and what stops the rest.
+
+    At most `most` bars are shown.
+    """
     outcome = frame["stop_reason"].fillna("feasible")
     groups = frame.assign(outcome=outcome).groupby(["mode", "model", "device"], sort=False)
-    labels, counts = [], []
+    labels: list[str] = []
+    counts: list[pd.Series] = []
     models = short_names(frame["model"])
     for key, rows in groups:
         mode, model, device = map(str, key)
         labels.append(plotly_text(" · ".join([device, *([models[model]] if len(models) > 1 else []), mode])))
         counts.append(rows["outcome"].value_counts())
+        if len(labels) == most:
+            break
     data = [
         {
             "type": "bar",

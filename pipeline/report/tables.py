@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -36,6 +36,13 @@ class ReportTable:
     caption: str
     headings: list[str]
     rows: list[list[Any]]
+
+    def first(self, most: int) -> ReportTable:
+        """Return the table with at most so many rows; its caption says when there are more."""
+        if len(self.rows) <= most:
+            return self
+        caption = f"{self.caption} (the first {most:,} of {len(self.rows):,})"
+        return replace(self, caption=caption, rows=self.rows[:most])
 
 
 def answer_table(frame: pd.DataFrame, best: pd.DataFrame, mode: str) -> ReportTable:

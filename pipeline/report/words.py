@@ -9,8 +9,10 @@ from typing import Any
 import pandas as pd
 
 from pipeline.findings import nearest_stops, why, with_derived
+from pipeline.ratio_mode import split_sentences
 from pipeline.rows import SOURCE_KINDS
 from pipeline.saved import SavedRun
+from pipeline.search_summary import missed_sentences
 from stages.candidate import MODES
 
 
@@ -32,6 +34,14 @@ def asked(run: SavedRun) -> list[tuple[str, str]]:
         ("Latencies by", ", ".join(f"{runner} runner" for runner in frame["runner"].unique())),
         ("Tried", f"{len(frame):,} candidates, {int(frame['feasible'].sum()):,} of them feasible"),
     ]
+
+
+def notes(run: SavedRun) -> list[str]:
+    """Return what a search or a split of devices adds to the answer."""
+    ratio = run.facts.config.get("ratio") or {}
+    total_devices = ratio.get("total_devices")
+    splits = split_sentences(run.frame, total_devices) if total_devices else []
+    return [*splits, *missed_sentences(run.frame)]
 
 
 def nothing_feasible(frame: pd.DataFrame) -> list[str]:
