@@ -265,3 +265,17 @@ def test_recorded_latencies_without_a_mixed_pass_say_so(shapecast: Shapecast, tm
     (tmp_path / "lengths.yaml").write_text(text.replace("2000, ", ""), encoding="utf-8")
     done = shapecast("run", "lengths.yaml", "--out", "a", expect=1)
     assert "no record of the shape (prefill of 6 requests of several lengths (5 x 512 at 512" in done.stderr
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+def test_records_of_several_lengths_travel(shapecast: Shapecast, tmp_path: Path, suffix: str) -> None:
+    text = (SWEEP % BINS).replace("[{tp: 2}, {dp: 2}]", "[{dp: 2}]").replace("2000, ", "")
+    (tmp_path / "lengths.yaml").write_text(text, encoding="utf-8")
+    shapecast("run", "lengths.yaml", "--out", "a")
+    shapecast("tables", "compact", "--yes")
+    (table,) = [path.name for path in (tmp_path / "tables").iterdir() if len(path.name) == 64]
+    shapecast("tables", "export", table, f"records{suffix}")
+    shapecast("tables", "import", f"records{suffix}", "--tables", "others")
+    there = shapecast("run", "lengths.yaml", "--out", "b", "--tables", "others", "--frozen")
+    assert " 0 computed;" in there.stdout
+    assert (tmp_path / "a/results.parquet").read_bytes() == (tmp_path / "b/results.parquet").read_bytes()
