@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import warnings
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -32,6 +33,7 @@ class Memo:
     def __init__(self, folder: Path | None, code_digest: str) -> None:
         # joblib warns of entries it cannot read or write and then computes; a cache may do that.
         logging.getLogger("joblib").setLevel(logging.ERROR)
+        warnings.filterwarnings("ignore", message="Unable to cache to disk")
         self._memory = joblib.Memory(folder / code_digest[:16] if folder is not None else None, verbose=0)
 
     def call(self, function: Callable[..., Result], *args: Any) -> Result:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from cache.folder import UnreachableError
+from cache.lock import lock_of
 from cache.schema import KeyRow, key_values, record_digest_text
 from cache.shapes import ForwardLatencyRecord, ForwardShapeKey
 from cache.store import StoredTable, StoreWarning
@@ -25,11 +28,17 @@ class TableSession(Mapping[ForwardShapeKey, ForwardLatencyRecord]):
         Where records are kept.
     spool : StoredTable, optional
         Where they are kept while the server of a remote table cannot be reached.
+    view : TableView, optional
+        What has been read of the table already.
     """
 
-    def __init__(self, table: StoredTable, spool: StoredTable | None = None) -> None:
+    def __init__(
+        self, table: StoredTable, spool: StoredTable | None = None, view: TableView | None = None
+    ) -> None:
         self._table = table
-        self._view: TableView | None = None
+        self._view = view
+        self._lock = lock_of(table.folder)
+        self._locked = False
         self._fresh: dict[ForwardShapeKey, ForwardLatencyRecord] = {}
         self._digests: dict[ForwardShapeKey, bytes] = {}
         self._stale = False
@@ -55,6 +64,49 @@ class TableSession(Mapping[ForwardShapeKey, ForwardLatencyRecord]):
                 raise
             self._stale = True
             warnings.warn(f"{error} The run goes on with what it knows.", StoreWarning, stacklevel=2)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Publish what is computed inside, and let other runs compute for this table afterwards."""
+        try:
+            with self.writer:
+                yield
+        finally:
+            if self._locked:
+                self._lock.release()
+                self._locked = False
+
+    def get_or_lock(
+        self, key: ForwardShapeKey, check_stop: Callable[[], None]
+    ) -> ForwardLatencyRecord | None:
+        """Return a record; None when it is missing and this process is the one to compute it.
+
+        While another run computes for the table this waits, since that run may well be computing the same.
+
+        Parameters
+        ----------
+        key : ForwardShapeKey
+            The shape.
+        check_stop : callable
+            Called while waiting; raises to end it.
+        """
+        record = self.get(key)
+        if record is not None or self._locked:
+            return record
+        waiting = False
+        while not self._lock.try_acquire():
+            if not waiting:
+                warnings.warn(
+                    f"Another run computes for {self._table.folder}; this one waits and uses its records.",
+                    StoreWarning,
+                    stacklevel=2,
+                )
+            waiting = True
+            check_stop()
+            time.sleep(self._lock.poll_s)
+        self._locked = True
+        self.refresh()
+        return self.get(key)
 
     def add(self, key: ForwardShapeKey, record: ForwardLatencyRecord, call_s: float) -> None:
         """Take a record that has just been computed here."""

@@ -79,8 +79,10 @@ class RecordWriter:
         if not self.spooling:
             try:
                 self._published[self._table.append(rows)] = rows
-            except UnreachableError:
-                if self._spool is None:
+            except (UnreachableError, ReadOnlyError) as error:
+                # Permission that ends during a run has expired; without it from the start, nothing is kept.
+                expired = isinstance(error, ReadOnlyError) and self._published
+                if self._spool is None or not (isinstance(error, UnreachableError) or expired):
                     raise
                 self.spooling = True  # Every further attempt would wait for the same server.
         if self.spooling and self._spool is not None:

@@ -45,10 +45,17 @@ def _print(found: Survey) -> None:
         )
     out.print(table)
     out.print(
-        f"A run has {found.cells:,} cells with {found.candidates:,} candidates. They need {found.needed:,} "
-        f"shapes: {found.known:,} known, {found.missing:,} to compute at most{_time(found)}.",
+        f"A run has {found.cells:,} cells with {found.candidates:,} listed candidates. They need "
+        f"{found.needed:,} shapes: {found.known:,} known, {found.missing:,} to compute at most"
+        f"{_time(found)}.",
         soft_wrap=True,
     )
+    if found.open_searches:
+        out.print(
+            f"{found.open_searches:,} searches meet a shape that has no record. What they need behind it "
+            "depends on it and is not counted.",
+            soft_wrap=True,
+        )
 
 
 def _time(found: Survey) -> str:

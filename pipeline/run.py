@@ -23,6 +23,7 @@ from pipeline.cells import Cell, expand
 from pipeline.config import LoadedConfig
 from pipeline.evaluated import Evaluated, evaluated_rows
 from pipeline.execute import compute, original_error
+from pipeline.frozen import FrozenSpec
 from pipeline.graph import build_graph, stage_and_cell
 from pipeline.outputs import (
     BEST_NAME,
@@ -42,7 +43,7 @@ from pipeline.ratio_mode import ratio_file
 from pipeline.report.page import report_page
 from pipeline.rows import result_rows
 from pipeline.saved import RESULTS_NAME, RunFacts, SavedRun, best_traces, results_file
-from pipeline.survey import FrozenSpec, refuse_missing, survey
+from pipeline.survey import refuse_missing, survey
 from pipeline.tasks import Places, PrefetchCounts, Watch, open_session, start_run
 from stages.candidate import CandidateResult
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 
+from cache.session import TableSession
 from cache.shapes import ForwardShapeKey
 from cache.table import ForwardLatencyTable
 from pipeline.cell_search import CellSearch
@@ -43,11 +44,15 @@ def search_task(cell: Cell, wanted: CellSearch, places: Places, _after: object =
 
     `_after` is what came before on the same identity: one writer at a time.
     """
-    session = open_session(places.tables, cell.identity)
+    return searched(cell, wanted, open_session(places.tables, cell.identity), places)
+
+
+def searched(cell: Cell, wanted: CellSearch, session: TableSession, places: Places) -> Searched:
+    """Search a cell over the records of a session, computing what it lacks."""
     walk = _Walk(cell, cell_table(cell.index, cell.spec, cell.identity, session), places)
     rows: list[Evaluated] = []
     visits = 0
-    with session.writer:
+    with session.writing():
         for budget in wanted.budgets:
             make = partial(_candidate, cell, replace(cell.engine, max_batched_tokens=budget))
             found = _found(wanted, cell, partial(walk.result, make))

@@ -5,19 +5,21 @@ Decided from plans and stored records alone: no runner is imported, and nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from cache.errors import MissingShapeError
 from cache.identity import TableIdentity, content_digest
 from cache.schema import KeyRow, key_of, key_values
+from cache.session import TableSession
 from cache.shapes import ForwardLatencyRecord, ForwardShapeKey
-from cache.store import ShapeStore
+from cache.store import ShapeStore, StoredTable
 from cache.view import TableView
 from pipeline.cells import Cell
+from pipeline.frozen import FrozenError
+from pipeline.search_task import searched
 from pipeline.tasks import Places, plan_task
-from stages.runners.base import ModelRunner, RunnerSpec
 
 _NAMED_TABLES = 3
 _NAMED_SHAPES = 3
@@ -40,6 +42,9 @@ class TableSurvey:
         among them stops its candidate.
     compute_s : float or None
         Estimated time of the missing calls, s, from recorded ones; None where none is recorded.
+    open_searches : int
+        Searches that meet a missing shape. What they need behind it depends on its record, so it is not
+        counted.
     """
 
     identity: TableIdentity
@@ -47,6 +52,7 @@ class TableSurvey:
     known: int
     missing: tuple[ForwardShapeKey, ...]
     compute_s: float | None
+    open_searches: int = 0
 
     @property
     def needed(self) -> int:
@@ -86,6 +92,11 @@ class Survey:
         return self.known + self.missing
 
     @property
+    def open_searches(self) -> int:
+        """Searches of which only the first missing shape is known."""
+        return sum(table.open_searches for table in self.tables)
+
+    @property
     def compute_s(self) -> float | None:
         """Estimated time of all missing calls one after another, s; None when a table has no estimate."""
         times = [table.compute_s for table in self.tables]
@@ -100,6 +111,7 @@ class Survey:
             "shapes_known": self.known,
             "shapes_to_compute_at_most": self.missing,
             "compute_s": self.compute_s,
+            "open_searches": self.open_searches,
             "tables": [
                 {
                     "id": table.identity.id,
@@ -109,6 +121,7 @@ class Survey:
                     "shapes_known": table.known,
                     "shapes_to_compute_at_most": len(table.missing),
                     "compute_s": table.compute_s,
+                    "open_searches": table.open_searches,
                 }
                 for table in self.tables
             ],
@@ -122,6 +135,7 @@ class _Need:
     identity: TableIdentity
     cells: int = 0
     key_lists: dict[int, list[KeyRow]] = field(default_factory=dict)
+    searches: list[Cell] = field(default_factory=list)
 
 
 def survey(cells: Sequence[Cell], places: Places) -> Survey:
@@ -135,12 +149,15 @@ def survey(cells: Sequence[Cell], places: Places) -> Survey:
     plans: dict[str, list[list[KeyRow]]] = {}
     needs: dict[str, _Need] = {}
     for cell in cells:
+        need = needs.setdefault(cell.identity.id, _Need(cell.identity))
+        need.cells += 1
+        if cell.search is not None:
+            need.searches.append(cell)
+            continue
         inputs = cell.plan_inputs()
         name = content_digest(repr(inputs))
         if name not in plans:
             plans[name] = [[key_values(key) for key in one.keys] for one in plan_task(inputs, places)]
-        need = needs.setdefault(cell.identity.id, _Need(cell.identity))
-        need.cells += 1
         # Cells share plans, and the same list need not be walked twice.
         need.key_lists.update((id(keys), keys) for keys in plans[name])
     store = ShapeStore(places.tables)
@@ -149,15 +166,49 @@ def survey(cells: Sequence[Cell], places: Places) -> Survey:
     tables = []
     for name, need in needs.items():
         known, missing = _reach(need.key_lists.values(), views[name].out_of_memory_rows())
+        session = _SurveySession(store.table(need.identity), views[name])
+        met = [_search(cell, session, places, known) for cell in need.searches]
+        missing.update(dict.fromkeys(key_values(key) for key in met if key is not None))
         keys = tuple(key_of(row) for row in missing)
-        tables.append(
-            TableSurvey(need.identity, need.cells, known, keys, seconds.estimate(need.identity, keys))
-        )
+        time_s, searches = seconds.estimate(need.identity, keys), sum(key is not None for key in met)
+        tables.append(TableSurvey(need.identity, need.cells, len(known), keys, time_s, searches))
     return Survey(len(cells), sum(len(cell.batch_sizes) for cell in cells), tuple(tables))
 
 
-def _reach(key_lists: Iterable[list[KeyRow]], records: Mapping[KeyRow, bool]) -> tuple[int, list[KeyRow]]:
-    """Return how many known shapes are reached, and the missing ones in order of first use.
+def _search(
+    cell: Cell, session: _SurveySession, places: Places, known: set[KeyRow]
+) -> ForwardShapeKey | None:
+    """Walk a search as far as records lead; take note of those, and return the shape at which it ends."""
+    assert cell.search is not None
+    try:
+        searched(cell, cell.search, session, places)
+    except FrozenError as error:
+        return error.key
+    finally:
+        known.update(session.reached)
+    return None
+
+
+class _SurveySession(TableSession):
+    """A session that computes nothing and takes note of what is asked."""
+
+    def __init__(self, table: StoredTable, view: TableView) -> None:
+        super().__init__(table, view=view)
+        self.reached: set[KeyRow] = set()
+
+    def get_or_lock(self, key: ForwardShapeKey, check_stop: Callable[[], None]) -> ForwardLatencyRecord:
+        """Return a record, or end the search that asks for a missing one."""
+        record = self.get(key)
+        if record is None:
+            raise FrozenError(key)
+        self.reached.add(key_values(key))
+        return record
+
+
+def _reach(
+    key_lists: Iterable[list[KeyRow]], records: Mapping[KeyRow, bool]
+) -> tuple[set[KeyRow], dict[KeyRow, None]]:
+    """Return the known shapes that are reached, and the missing ones in order of first use.
 
     A candidate needs nothing behind its first out-of-memory record.
     """
@@ -172,7 +223,7 @@ def _reach(key_lists: Iterable[list[KeyRow]], records: Mapping[KeyRow, bool]) ->
             known.add(key)
             if out_of_memory:
                 break
-    return len(known), list(missing)
+    return known, missing
 
 
 class _CallTimes:
@@ -206,35 +257,6 @@ class _CallTimes:
                     total_s, calls = self._times[key]
                     return total_s / calls
         return None
-
-
-@dataclass(frozen=True)
-class FrozenSpec(RunnerSpec):
-    """A spec whose runner computes nothing.
-
-    Parameters
-    ----------
-    spec : RunnerSpec
-        The spec that it stands for.
-    """
-
-    spec: RunnerSpec
-
-    def identity(self) -> TableIdentity:
-        """Return the identity of the spec that it stands for."""
-        return self.spec.identity()
-
-    def build(self) -> ModelRunner:
-        """Return a runner that refuses every shape; imports nothing."""
-        return _FrozenRunner()
-
-
-class _FrozenRunner:
-    def forward(self, key: ForwardShapeKey) -> ForwardLatencyRecord:
-        raise MissingShapeError(
-            f"The shape ({key}) has no record (any more), and a frozen run computes nothing; "
-            "run without --frozen."
-        )
 
 
 def refuse_missing(found: Survey) -> None:

@@ -7,10 +7,11 @@ holds on to (open tables, built runners) is kept here and is only ever a shortcu
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from cache.identity import TableIdentity
 from cache.memo import Memo, source_digest
@@ -156,7 +157,7 @@ def prefetch_task(
     check_stop()
     session = open_session(places.tables, identity)
     table = cell_table(cell_index, spec, identity, session)
-    with session.writer:
+    with session.writing():
         records = prefetch(table, (one.keys for one in plans))
     stopped = sum(
         1 for one in plans if any(key in records and records[key].out_of_memory for key in one.keys)
@@ -182,7 +183,27 @@ def cell_table(
         session.add(key, record, call_s)
         _watch.computed(cell_index)
 
-    return ForwardLatencyTable(forward, session, computed)
+    return ForwardLatencyTable(forward, _Known(session), computed)
+
+
+class _Known(Mapping[ForwardShapeKey, ForwardLatencyRecord]):
+    """The records of a session, which at the first missing one makes sure that no other run computes it."""
+
+    def __init__(self, session: TableSession) -> None:
+        self._session = session
+
+    def get(self, key: ForwardShapeKey, default: Any = None) -> Any:
+        record = self._session.get_or_lock(key, check_stop)
+        return default if record is None else record
+
+    def __getitem__(self, key: ForwardShapeKey) -> ForwardLatencyRecord:
+        return self._session[key]
+
+    def __iter__(self) -> Iterator[ForwardShapeKey]:
+        return iter(self._session)
+
+    def __len__(self) -> int:
+        return len(self._session)
 
 
 def replay_task(
