@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.errors import ConfigError
+from configs import CONFIGS_DIR
 from pipeline.cells import expand
 from pipeline.config import load_config
 from stages.pd_ratio import Half, KvTransfer, RatioRow, best_split, nearest_split
@@ -144,3 +145,11 @@ def test_a_total_too_small_for_one_of_each_half_says_so(shapecast: Shapecast, tm
     assert "not even one instance of each half fits" in text
     assert set(pairs["best_total_qps"]) == {0}
     assert SEARCH["name"] in (tmp_path / "out" / "manifest.json").read_text()
+
+
+def test_the_shipped_example_shows_both_splits(shapecast: Shapecast) -> None:
+    text = shapecast("run", CONFIGS_DIR / "disaggregated.yaml", "--out", "out").stdout
+    line = next(line for line in text.splitlines() if line.startswith("Qwen/Qwen3-32B on 48 x H100"))
+    # The figures of docs/search.md.
+    assert "fastest are 8 prefill + 8 decode instances (54.76 req/s)" in line
+    assert "nearest to the ratio are 1 prefill + 1 decode instances (6.84 req/s), 87.5% less" in line

@@ -8,8 +8,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import yaml
 
 from cache.errors import ConfigError
+from configs import CONFIGS_DIR
 from pipeline.cells import expand
 from pipeline.config import load_config
 from tests.conftest import DATA, Shapecast
@@ -222,6 +224,27 @@ def test_an_exhaustive_frontier_says_what_bisection_would_have_missed(
     assert best["bisection_loss"] == pytest.approx(5 / 8)
     assert "Bisection would have missed" in done.stdout
     assert "62.50%" in done.stdout
+
+
+def test_the_shipped_example_shows_what_bisection_misses(shapecast: Shapecast, tmp_path: Path) -> None:
+    done = shapecast("run", CONFIGS_DIR / "bisection_misses.yaml", "--out", "out")
+    assert "Bisection would have missed 9.61% of 6,364 tokens/s" in done.stdout
+    rows = pd.read_parquet(tmp_path / "out" / "results.parquet").set_index("batch_size")
+    best = rows[rows["bisection_loss"].notna()].iloc[0]
+    assert best.name == 125
+    assert best["bisection_batch_size"] == 163
+    assert best["tokens_per_s"] == rows[rows["feasible"]]["tokens_per_s"].max()
+    # The figures of docs/search.md.
+    for size, ttft_ms, tokens_per_s in ((125, 5442, 6364), (126, 5583, 5232), (163, 9968, 5752)):
+        assert rows.loc[size, "ttft_ms"] == pytest.approx(ttft_ms, abs=1)
+        assert rows.loc[size, "tokens_per_s"] == pytest.approx(tokens_per_s, abs=1)
+    path = run(
+        shapecast,
+        tmp_path,
+        **yaml.safe_load((CONFIGS_DIR / "bisection_misses.yaml").read_text())
+        | {"concurrency": {"search": "exponential"}},
+    )
+    assert path[path["feasible"]].sort_values("tokens_per_s")["batch_size"].iloc[-1] == 163
 
 
 @pytest.mark.parametrize(
