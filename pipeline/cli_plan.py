@@ -58,9 +58,10 @@ def _print(found: Survey) -> None:
         f"{_time(found)}.",
         soft_wrap=True,
     )
-    if found.open_searches:
+    if found.open_cells:
         out.print(
-            f"{found.open_searches:,} searches meet a shape that has no record. What they need behind it "
+            "Of the cells that decide what they need while they run (searches, schedulers that look at "
+            f"latencies), {found.open_cells:,} meet a shape that has no record; what they need behind it "
             "depends on it and is not counted.",
             soft_wrap=True,
         )

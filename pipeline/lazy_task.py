@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from cache.identity import TableIdentity
 from cache.session import TableSession
-from cache.table import ForwardLatencyTable
 from pipeline.tasks import Places, Prefetched, Records, cell_table, check_stop, open_session
 from stages.candidate import Candidate
 from stages.evaluate import plan_and_prefetch
@@ -40,16 +39,22 @@ def walk_task(
 
     `_after` is the prefetch of the same identity that came before: one writer at a time.
     """
-    session = open_session(places.tables, identity)
-    return walked(candidates, session, cell_table(cell_index, spec, identity, session))
+    return walked(cell_index, spec, candidates, open_session(places.tables, identity), identity)
 
 
-def walked(candidates: Sequence[Candidate], session: TableSession, table: ForwardLatencyTable) -> Walked:
-    """Plan candidates over the records of a session; `table` computes what it lacks."""
+def walked(
+    cell_index: int,
+    spec: RunnerSpec,
+    candidates: Sequence[Candidate],
+    session: TableSession,
+    identity: TableIdentity,
+) -> Walked:
+    """Plan candidates over the records of a session, computing what it lacks."""
+    table = cell_table(cell_index, spec, identity, session)
     records: Records = {}
     plans: list[Plan] = []
     stopped = 0
-    with session.writer:
+    with session.writing():
         for candidate in candidates:
             check_stop()
             planned, asked = plan_and_prefetch(candidate, table)

@@ -18,6 +18,7 @@ from cache.store import ShapeStore, StoredTable
 from cache.view import TableView
 from pipeline.cells import Cell
 from pipeline.frozen import FrozenError
+from pipeline.lazy_task import walked
 from pipeline.search_task import searched
 from pipeline.tasks import Places, plan_task
 
@@ -42,9 +43,9 @@ class TableSurvey:
         among them stops its candidate.
     compute_s : float or None
         Estimated time of the missing calls, s, from recorded ones; None where none is recorded.
-    open_searches : int
-        Searches that meet a missing shape. What they need behind it depends on its record, so it is not
-        counted.
+    open_cells : int
+        Cells that decide what they need while they run, and meet a missing shape. What they need behind
+        it depends on its record, so it is not counted.
     """
 
     identity: TableIdentity
@@ -52,7 +53,7 @@ class TableSurvey:
     known: int
     missing: tuple[ForwardShapeKey, ...]
     compute_s: float | None
-    open_searches: int = 0
+    open_cells: int = 0
 
     @property
     def needed(self) -> int:
@@ -92,9 +93,9 @@ class Survey:
         return self.known + self.missing
 
     @property
-    def open_searches(self) -> int:
-        """Searches of which only the first missing shape is known."""
-        return sum(table.open_searches for table in self.tables)
+    def open_cells(self) -> int:
+        """Cells of which only the first missing shape is known."""
+        return sum(table.open_cells for table in self.tables)
 
     @property
     def compute_s(self) -> float | None:
@@ -111,7 +112,7 @@ class Survey:
             "shapes_known": self.known,
             "shapes_to_compute_at_most": self.missing,
             "compute_s": self.compute_s,
-            "open_searches": self.open_searches,
+            "open_cells": self.open_cells,
             "tables": [
                 {
                     "id": table.identity.id,
@@ -121,7 +122,7 @@ class Survey:
                     "shapes_known": table.known,
                     "shapes_to_compute_at_most": len(table.missing),
                     "compute_s": table.compute_s,
-                    "open_searches": table.open_searches,
+                    "open_cells": table.open_cells,
                 }
                 for table in self.tables
             ],
@@ -135,7 +136,7 @@ class _Need:
     identity: TableIdentity
     cells: int = 0
     key_lists: dict[int, list[KeyRow]] = field(default_factory=dict)
-    searches: list[Cell] = field(default_factory=list)
+    walks: list[Cell] = field(default_factory=list)
 
 
 def survey(cells: Sequence[Cell], places: Places) -> Survey:
@@ -151,8 +152,8 @@ def survey(cells: Sequence[Cell], places: Places) -> Survey:
     for cell in cells:
         need = needs.setdefault(cell.identity.id, _Need(cell.identity))
         need.cells += 1
-        if cell.search is not None:
-            need.searches.append(cell)
+        if cell.search is not None or not cell.plans_dry:
+            need.walks.append(cell)
             continue
         inputs = cell.plan_inputs()
         name = content_digest(repr(inputs))
@@ -167,21 +168,21 @@ def survey(cells: Sequence[Cell], places: Places) -> Survey:
     for name, need in needs.items():
         known, missing = _reach(need.key_lists.values(), views[name].out_of_memory_rows())
         session = _SurveySession(store.table(need.identity), views[name])
-        met = [_search(cell, session, places, known) for cell in need.searches]
+        met = [_walk(cell, session, places, known) for cell in need.walks]
         missing.update(dict.fromkeys(key_values(key) for key in met if key is not None))
         keys = tuple(key_of(row) for row in missing)
-        time_s, searches = seconds.estimate(need.identity, keys), sum(key is not None for key in met)
-        tables.append(TableSurvey(need.identity, need.cells, len(known), keys, time_s, searches))
+        time_s, open_cells = seconds.estimate(need.identity, keys), sum(key is not None for key in met)
+        tables.append(TableSurvey(need.identity, need.cells, len(known), keys, time_s, open_cells))
     return Survey(len(cells), sum(len(cell.batch_sizes) for cell in cells), tuple(tables))
 
 
-def _search(
-    cell: Cell, session: _SurveySession, places: Places, known: set[KeyRow]
-) -> ForwardShapeKey | None:
-    """Walk a search as far as records lead; take note of those, and return the shape at which it ends."""
-    assert cell.search is not None
+def _walk(cell: Cell, session: _SurveySession, places: Places, known: set[KeyRow]) -> ForwardShapeKey | None:
+    """Walk a cell as far as records lead; take note of those, and return the shape at which it ends."""
     try:
-        searched(cell, cell.search, session, places)
+        if cell.search is not None:
+            searched(cell, cell.search, session, places)
+        else:
+            walked(cell.index, cell.spec, cell.candidates(), session, cell.identity)
     except FrozenError as error:
         return error.key
     finally:
@@ -197,7 +198,7 @@ class _SurveySession(TableSession):
         self.reached: set[KeyRow] = set()
 
     def get_or_lock(self, key: ForwardShapeKey, check_stop: Callable[[], None]) -> ForwardLatencyRecord:
-        """Return a record, or end the search that asks for a missing one."""
+        """Return a record, or end the walk that asks for a missing one."""
         record = self.get(key)
         if record is None:
             raise FrozenError(key)

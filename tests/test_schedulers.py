@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import tomllib
@@ -300,6 +301,28 @@ def test_a_sweep_with_a_lazy_policy_repeats_exactly_wherever_it_runs(
     rows = rows[rows["device"] == "H100-SXM-80G"].set_index("scheduler")
     slack, budget = rows.loc["decode_first_slack"], rows.loc["step_time_budget(step_ms=12.0)"]
     assert budget["tpot_ms"] < slack["tpot_ms"]
+
+
+def test_a_plan_follows_a_lazy_policy_as_far_as_records_lead(shapecast: Shapecast, tmp_path: Path) -> None:
+    text = (SWEEP % "{kind: step_time_budget, step_ms: 12}").replace(
+        "[H100-SXM-80G, L40S-48G]", "H100-SXM-80G"
+    )
+    (tmp_path / "schedulers.yaml").write_text(
+        text.replace("[aggregated, prefill]", "aggregated"), encoding="utf-8"
+    )
+    before = json.loads(shapecast("plan", "schedulers.yaml", "--json").stdout)
+    assert (before["shapes_known"], before["shapes_to_compute_at_most"], before["open_cells"]) == (0, 1, 1)
+    said = " ".join(shapecast("plan", "schedulers.yaml").stdout.split())
+    assert "schedulers that look at latencies), 1 meet a shape that has no record;" in said
+    refused = shapecast("run", "schedulers.yaml", "--out", "a", "--frozen", expect=1)
+    assert "1 of 1 shapes have no record" in " ".join(refused.stderr.split())
+
+    run = shapecast("run", "schedulers.yaml", "--out", "a")
+    after = json.loads(shapecast("plan", "schedulers.yaml", "--json").stdout)
+    assert (after["shapes_to_compute_at_most"], after["open_cells"]) == (0, 0)
+    assert f"Shapes: {after['shapes_known']} needed" in run.stdout
+    shapecast("run", "schedulers.yaml", "--out", "b", "--frozen")
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
 
 
 def test_a_search_walks_a_lazy_policy(shapecast: Shapecast, tmp_path: Path) -> None:
