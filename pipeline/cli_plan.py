@@ -19,19 +19,11 @@ from pipeline.units import format_duration
 
 def plan_command(config: Path, tables: str | None, *, as_json: bool) -> None:
     """Print what a run would do."""
-    cells = expand(load_config(config))
-    found = survey(cells, places_for(tables))
+    found = survey(expand(load_config(config)), places_for(tables))
     if as_json:
         typer.echo(json.dumps(found.as_json(), indent=2))
         return
     _print(found)
-    searching = sum(cell.search is not None for cell in cells)
-    if searching:
-        console().print(
-            f"{searching:,} of the cells search: what they visit follows from what they find, so it is not "
-            "counted beforehand.",
-            soft_wrap=True,
-        )
 
 
 def _print(found: Survey) -> None:

@@ -23,7 +23,7 @@ from stages.search import (
     listed,
     search,
 )
-from stages.search_estimate import LatencyLimits
+from stages.search_estimate import LatencyLimits, LinearEstimate
 from tests.test_golden import CASES, RECORDS, agrees, reference_candidate
 
 GOLDEN = [case for case in CASES.values() if "search" in case]
@@ -171,6 +171,15 @@ def test_linear_exponential_ends_on_the_bound_of_exponential_when_memory_stops_g
 
     bounds = BatchRange(1, right)
     assert search("linear_exponential", judged, bounds).best == search("exponential", judged, bounds).best
+
+
+def test_estimates_stretch_latencies_by_one_and_a_half_and_memory_not_at_all() -> None:
+    known = {1: result(ttft_ms=10.0, memory_left_gb=20.0), 11: result(ttft_ms=110.0, memory_left_gb=10.0)}
+    assert LinearEstimate(LatencyLimits(210.0), memory_grows=False).most(known) == 11 + 1.5 * 10
+    assert LinearEstimate(LatencyLimits(), memory_grows=True).most(known) == 11 + 10
+    parts = {4: result(memory_left_gb=6.0, kv_cache_gb=8.0)}
+    assert LinearEstimate(LatencyLimits(), memory_grows=True).most(parts) == 4 + 3
+    assert LinearEstimate(LatencyLimits(1.0), memory_grows=True).most({}) == math.inf
 
 
 @given(st.lists(st.floats(1, 100), min_size=1, max_size=60), st.integers(0, 60))

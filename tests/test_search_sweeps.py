@@ -32,6 +32,9 @@ SEARCH: dict[str, Any] = {
 }
 
 
+BUDGET = {"kind": "step_time_budget", "step_ms": 25}
+
+
 def write(tmp_path: Path, **changes: Any) -> Path:
     path = tmp_path / "sweep.yaml"
     path.write_text(json.dumps(SEARCH | changes), encoding="utf-8")
@@ -150,6 +153,34 @@ def test_more_than_a_hundred_combinations_are_warned_of_unless_raised(
 def test_an_automatic_budget_starts_with_four_prompts(shapecast: Shapecast, tmp_path: Path) -> None:
     rows = run(shapecast, tmp_path, engine={"max_batched_tokens": "auto"})
     assert set(rows["max_batched_tokens"]) == {16000}
+
+
+def test_a_search_may_use_a_policy_that_looks_at_latencies(shapecast: Shapecast, tmp_path: Path) -> None:
+    rows = run(
+        shapecast,
+        tmp_path,
+        engine={"max_batched_tokens": 1024, "scheduler": ["decode_first_slack", BUDGET]},
+        concurrency={"search": "exponential", "range": [1, 64]},
+    )
+    best = rows[rows["feasible"]].groupby("scheduler")["batch_size"].max()
+    assert len(best) == 2
+
+
+def test_searches_and_automatic_budgets_take_prompts_of_several_lengths(
+    shapecast: Shapecast, tmp_path: Path
+) -> None:
+    bins = [
+        {"min_tokens": 100, "max_tokens": 300, "weight": 3},
+        {"min_tokens": 1000, "max_tokens": 3000, "weight": 1},
+    ]
+    rows = run(
+        shapecast,
+        tmp_path,
+        workloads=[{"input_length": {"bins": bins}, "output_length": 64}],
+        engine={"max_batched_tokens": "auto"},
+    )
+    assert set(rows["max_batched_tokens"]) == {4 * 650}
+    assert rows["feasible"].any()
 
 
 def recorded(tmp_path: Path, rows: list[tuple[bool, int, int, int, float]]) -> dict[str, Any]:
