@@ -74,8 +74,10 @@ class Estimator(Protocol):
 class AIConfiguratorRunner:
     """Answers forward shapes of one deployment.
 
-    Requests are spread evenly over the data-parallel ranks, and the fullest rank sets the latency. A rank
-    that is cut into pipeline stages passes all its requests through one stage after the other.
+    A key's concurrency is that of all data-parallel replicas; the fullest, with ceil(concurrency / dp)
+    requests, sets the latency. Over pp pipeline stages these run as pp micro-batches of ceil(requests / pp),
+    one in each stage at a time, so that all get through in the time that one micro-batch takes for all
+    stages, which is what the package answers.
 
     Parameters
     ----------
@@ -102,14 +104,15 @@ class AIConfiguratorRunner:
         """
         self._check(key)
         requests = -(-key.model_concurrency // self._spec.parallelism.dp)
+        batch = -(-requests // self._spec.parallelism.pp)
         cached = key.seq_len - key.query_len
         with quiet() as messages:
             try:
                 if key.is_decode:
-                    latency_ms, operators = self._estimator.decode(requests, cached)
+                    latency_ms, operators = self._estimator.decode(batch, cached)
                 else:
-                    latency_ms, operators = self._estimator.prefill(requests, key.seq_len, cached)
-                memory = self._memory(requests, key)
+                    latency_ms, operators = self._estimator.prefill(batch, key.seq_len, cached)
+                memory = self._memory(requests, batch, key)
             except Exception as error:
                 raise RunnerError(
                     f"{DISTRIBUTION} {self._spec.release} cannot answer for {self._spec.model} on "
@@ -131,16 +134,18 @@ class AIConfiguratorRunner:
             raise RunnerError(f"The aiconfigurator runner answers for text only, not for {key}.")
         step_tokens = self._spec.num_mtp_tokens + 1
         if key.is_decode and key.query_len != step_tokens:
-            raise RunnerError(f"A {key} was asked of a runner whose decode steps have {step_tokens} tokens per "
-                              "request (num_mtp_tokens + 1); build one with the num_mtp_tokens of the workload.")
+            raise RunnerError(
+                f"A {key} was asked of a runner whose decode steps have {step_tokens} tokens per request "
+                "(num_mtp_tokens + 1); build one with the num_mtp_tokens of the workload."
+            )
 
-    def _memory(self, requests: int, key: ForwardShapeKey) -> DeviceMemory:
+    def _memory(self, requests: int, batch: int, key: ForwardShapeKey) -> DeviceMemory:
         """Return the memory parts of one device.
 
         The package's overheads of runtime and communication library count as reserved. Its KV bytes are those
         of all layers, of which each pipeline stage holds its share.
         """
-        step = self._estimator.step_memory(requests * key.query_len)
+        step = self._estimator.step_memory(batch * key.query_len)
         kv_bytes = requests * self._estimator.kv_cache_bytes(key.seq_len) / self._spec.parallelism.pp
         return DeviceMemory(
             total_gb=self._capacity_bytes / _GIB,
@@ -222,12 +227,13 @@ def _installed_release(spec: AIConfiguratorSpec) -> Package:
 
 
 def _no_figures(spec: AIConfiguratorSpec, package: Package, error: Exception) -> RunnerError:
-    elsewhere = [system for system in package.working_systems(spec.model, spec.backend) if system != spec.system]
-    also = f", or a system where its support matrix has the model: {', '.join(elsewhere)}" if elsewhere else ""
+    working = package.working_systems(spec.model, spec.backend)
+    elsewhere = ", ".join(system for system in working if system != spec.system)
+    also = f", or a system for which it reports the model to work ({elsewhere})" if elsewhere else ""
     return RunnerError(
-        f"{DISTRIBUTION} {package.version} has no figures for {spec.model} on {spec.system} with {spec.backend} "
-        f"{spec.backend_version}, {spec.parallelism} ({_reason(error)}); choose other parallel sizes, another "
-        f"backend, other formats under runner.quantization{also}."
+        f"{DISTRIBUTION} {package.version} has no figures for {spec.model} on {spec.system} with "
+        f"{spec.backend} {spec.backend_version}, {spec.parallelism} ({_reason(error)}); choose other "
+        f"parallel sizes, another backend, other formats under runner.quantization{also}."
     )
 
 

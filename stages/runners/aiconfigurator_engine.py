@@ -2,20 +2,23 @@
 
 What its arguments mean, found in version 0.12.0 and pinned by tests/test_aiconfigurator_engine.py:
 
-- Latencies are milliseconds, memory is bytes, a batch is what one data-parallel rank works on.
+- Latencies are milliseconds, memory is bytes; a batch is what one data-parallel replica works on at a time.
 - `isl` is the whole sequence and `prefix` the part of it that is in the KV cache already, so a prefill
   of q new tokens up to length s is `predict_prefill_latency(batch, isl=s, prefix=s - q)`.
 - `predict_decode_latency(batch, isl, osl=2)` is one decode step of requests that have isl tokens cached;
   its attention reads isl + 1 tokens. A decode step up to length s is isl = s - q, with MTP too: there the
   estimator itself makes nextn + 1 tokens of each request.
-- The latency of a model in pipeline stages is that of the batch going through one stage after the other.
+- The latency of a model in pipeline stages is that of the batch going through all of them, one after the
+  other, with the transfers between them.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import tempfile
+import weakref
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -121,7 +124,7 @@ class Engine:
         Parameters
         ----------
         requests : int
-            Requests of one data-parallel rank.
+            Requests of one micro-batch of one data-parallel replica.
         seq_len, cached : int
             Tokens per request after the pass, and those of them that are in the KV cache before it.
         """
@@ -136,7 +139,7 @@ class Engine:
         Parameters
         ----------
         requests : int
-            Requests of one data-parallel rank.
+            Requests of one micro-batch of one data-parallel replica.
         cached : int
             Tokens per request in the KV cache before the step.
         """
@@ -169,10 +172,11 @@ class Engine:
         if not files and self._spec.model in DefaultHFModels:
             return self._spec.model
         # The package ships a few configs that its own list of names lacks; by name it would download them.
-        self._folder = tempfile.TemporaryDirectory(prefix="shapecast-")
+        folder = tempfile.mkdtemp(prefix="shapecast-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         for name, text in (files or package.model_files(self._spec.model)).items():
-            Path(self._folder.name, name).write_text(text, encoding="utf-8")
-        return self._folder.name
+            Path(folder, name).write_text(text, encoding="utf-8")
+        return folder
 
     def _attention_format(self, config: Any) -> str | None:
         """Return the number format of prefill attention: asked for, or one that the tables have.
@@ -208,7 +212,8 @@ class _Phase:
         operators: list[dict[str, Any]] = json.loads(operators_json)
         moving = [operator for operator in operators if next(iter(operator)) in COMMUNICATION]
         self._moving = frozenset(fields["name"] for operator in moving for fields in operator.values())
-        self._with_roofline = json.dumps([op for op in operators if op not in moving and self._has_roofline(op)])
+        computing = [operator for operator in operators if operator not in moving]
+        self._with_roofline = json.dumps([operator for operator in computing if self._has_roofline(operator)])
         # Blocks nest operators; all of their kinds read tables.
         self.all_kinds = frozenset(re.findall(r'"([A-Z]\w*)"\s*:\s*\{', operators_json))
 

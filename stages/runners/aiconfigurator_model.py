@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cache.errors import ConfigError
 from stages.runners.aiconfigurator_package import DISTRIBUTION, Package
 from stages.runners.base import Deployment
+from stages.runners.shipped import looks_like_path, match_name, read_text, unknown_name
 
 CONFIG_FILE = "config.json"
 QUANTIZATION_FILE = "hf_quant_config.json"  # where NVIDIA's checkpoints keep their number formats
@@ -22,13 +22,6 @@ RENAMED_MODELS = {
 
 _EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 _MEMORY_TP = (1, 2, 4, 8)  # sizes in the package's memory model (sdk/backends/base_backend.py); above 8 as 8
-
-
-def close_or_all(name: str, known: Iterable[str]) -> str:
-    """Return "close names are ..." or, when none is close, "known names are ..."."""
-    names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    return f"close names are {', '.join(close)}" if close else f"known names are {', '.join(names)}"
 
 
 def find_model(deployment: Deployment, package: Package | None) -> tuple[str, dict[str, str]]:
@@ -47,24 +40,23 @@ def find_model(deployment: Deployment, package: Package | None) -> tuple[str, di
         When there is no such name or file, or the package does not know the architecture.
     """
     name = RENAMED_MODELS.get(deployment.model, deployment.model)
-    if package is not None and name in package.models:
-        return name, {}
+    known = match_name(name, package.models) if package is not None else None
+    if known is not None:
+        return known, {}
     path = deployment.base_dir / Path(deployment.model).expanduser()
-    if path.name == CONFIG_FILE and path.is_file():
-        return deployment.model, _read_files(path.parent, package)
-    if (path / CONFIG_FILE).is_file():
-        return deployment.model, _read_files(path, package)
-    if path.suffix == ".json" or deployment.model.startswith((".", "/", "~")):
+    folder = path.parent if path.name == CONFIG_FILE else path
+    if (folder / CONFIG_FILE).is_file():
+        return deployment.model, _read_files(folder, package)
+    if looks_like_path(deployment.model, (".json",)):
         raise ConfigError(f"{path} is no model config; give an existing {CONFIG_FILE}, or its folder.")
     if package is not None:
-        raise ConfigError(f"Unknown model {deployment.model!r} for the aiconfigurator runner: "
-                          f"{close_or_all(name, package.models)}; or give the path of a {CONFIG_FILE}.")
+        raise unknown_name("model", deployment.model, package.models, f"the path of a {CONFIG_FILE}")
     return name, {}
 
 
 def _read_files(folder: Path, package: Package | None) -> dict[str, str]:
     paths = [path for name in (CONFIG_FILE, QUANTIZATION_FILE) if (path := folder / name).is_file()]
-    files = {path.name: path.read_text(encoding="utf-8") for path in paths}
+    files = {path.name: read_text(path, "model config") for path in paths}
     for path in paths:
         parse_config(files[path.name], str(path))
     architecture = architecture_of(parse_config(files[CONFIG_FILE], CONFIG_FILE))

@@ -9,17 +9,18 @@ can know (a table without the number format of this model) is found by `build`, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from cache.errors import ConfigError
 from cache.identity import TableIdentity, content_digest
+from cache.memo import source_digest
 from stages.parallelism import Parallelism
 from stages.runners.aiconfigurator_model import (
     architecture_of,
     check_parallelism,
-    close_or_all,
     find_model,
     model_config,
     parse_config,
@@ -33,9 +34,13 @@ from stages.runners.aiconfigurator_package import (
     installed_package,
 )
 from stages.runners.base import Deployment, ModelRunner, RunnerOptions, RunnerSpec
+from stages.runners.shipped import match_name, unknown_name
 
 RUNNER_VERSION = "1"
-"""Part of every identity: raised when this runner asks for, or reads, the package's figures differently."""
+"""Raised by hand when the runner's meaning changes; the code that asks and converts is digested besides."""
+
+ARITHMETIC_MODULES = ("aiconfigurator", "aiconfigurator_engine")
+"""Modules of this package whose text can change an answer; they are read and not imported."""
 
 SYSTEM_OF_DEVICE = {
     "A100-SXM-80G": "a100_sxm",
@@ -85,7 +90,7 @@ class AIConfiguratorOptions(RunnerOptions):
         one; naming it lets a run use kept records where the package is not installed.
     """
 
-    kind: Literal["aiconfigurator"] = "aiconfigurator"
+    kind: Literal["aiconfigurator"]
     backend: Literal["vllm", "sglang", "trtllm"] = "vllm"
     backend_version: str | None = None
     quantization: AIConfiguratorQuantization = AIConfiguratorQuantization()
@@ -95,7 +100,8 @@ class AIConfiguratorOptions(RunnerOptions):
     def spec(self, deployment: Deployment) -> AIConfiguratorSpec:
         """Return the spec of one deployment; see `RunnerOptions.spec`."""
         package, release = self._package()
-        system = SYSTEM_OF_DEVICE.get(deployment.device, deployment.device)
+        device = match_name(deployment.device, list(SYSTEM_OF_DEVICE)) or deployment.device
+        system = SYSTEM_OF_DEVICE.get(device, device)
         model, files = find_model(deployment, package)
         version = self.backend_version
         if package is None:
@@ -137,15 +143,15 @@ class AIConfiguratorOptions(RunnerOptions):
         if "+" not in release:
             raise ConfigError(
                 f"runner.package_version is {wanted!r}, which is not installed and none of the versions "
-                f"known by themselves ({', '.join(KNOWN_RELEASES)}); give the release as the identity of the kept "
-                f"records has it, like {next(iter(KNOWN_RELEASES.values()))!r}."
+                f"known by themselves ({', '.join(KNOWN_RELEASES)}); give the release as it stands in the "
+                f"identity of the kept records, like {next(iter(KNOWN_RELEASES.values()))!r}."
             )
         return None, release
 
     def _checked_version(self, package: Package, system: str) -> str:
         if system not in package.systems:
-            raise ConfigError(f"Unknown device {system!r} for the aiconfigurator runner: "
-                              f"{close_or_all(system, [*package.systems, *SYSTEM_OF_DEVICE])}.")
+            names = sorted([*package.systems, *SYSTEM_OF_DEVICE])
+            raise unknown_name("device", system, names, "one of all that `shapecast devices` lists")
         versions = package.versions(system, self.backend)
         if not versions:
             raise ConfigError(f"{DISTRIBUTION} {package.version} has no figures of {self.backend} on "
@@ -179,8 +185,8 @@ class AIConfiguratorOptions(RunnerOptions):
         return [
             {
                 "device": system,
-                "also": other_name.get(system, ""),
-                "memory_gb": f"{package.system_profile(system)['gpu']['mem_capacity'] / 2**30:.0f}",
+                "device profile": other_name.get(system, ""),
+                "memory (GiB)": f"{package.system_profile(system)['gpu']['mem_capacity'] / 2**30:.0f}",
                 **{backend: ", ".join(package.versions(system, backend)) for backend in BACKENDS},
             }
             for system in package.systems
@@ -224,7 +230,7 @@ class AIConfiguratorSpec(RunnerSpec):
             model = {name: parse_config(text, name) for name, text in self.model_files}
         return TableIdentity(
             runner="aiconfigurator",
-            runner_version=RUNNER_VERSION,
+            runner_version=f"{RUNNER_VERSION}+{source_digest(*_arithmetic_files())}",
             model_digest=content_digest(model),
             device_digest=content_digest({"system": self.system, "release": self.release}),
             quantization=self.quantization.model_dump(),
@@ -241,6 +247,10 @@ class AIConfiguratorSpec(RunnerSpec):
         from stages.runners.aiconfigurator import build_runner
 
         return build_runner(self)
+
+
+def _arithmetic_files() -> tuple[Path, ...]:
+    return tuple(Path(__file__).parent / f"{name}.py" for name in ARITHMETIC_MODULES)
 
 
 def _required_package() -> Package:

@@ -12,6 +12,7 @@ from stages.runners.base import RunnerOptions
 ENTRY_POINT_GROUP = "shapecast.runners"
 
 _BUILT_IN = {
+    "aiconfigurator": "stages.runners.aiconfigurator_spec:AIConfiguratorOptions",
     "recorded": "stages.runners.recorded_spec:RecordedOptions",
     "roofline": "stages.runners.roofline_spec:RooflineOptions",
 }
