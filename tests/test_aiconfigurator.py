@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 
 import pytest
-from aiconfigurator_cases import deployment, options
 
 from cache.errors import RunnerError
 from cache.shapes import BOUND_TYPES, DeviceMemory, ForwardShapeKey
 from stages.runners.aiconfigurator import AIConfiguratorRunner, bound_seconds, source_shares
 from stages.runners.aiconfigurator_chatter import quiet, relevant_warnings, tell_once
 from stages.runners.aiconfigurator_engine import Operator, StepMemory
+from tests.aiconfigurator_cases import deployment, options
 
 GIB = 2.0**30
 

@@ -5,6 +5,7 @@ These run where the package is installed (`pip install 'shapecast[silicon]'`).
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -14,7 +15,6 @@ from typing import Any
 
 import pytest
 import yaml
-from aiconfigurator_cases import deployment, options
 from pyarrow import parquet
 
 from cache.errors import ConfigError, RunnerError
@@ -24,6 +24,7 @@ from stages.parallelism import Parallelism
 from stages.runners.aiconfigurator_package import BACKENDS, KNOWN_RELEASES, Package, installed_package
 from stages.runners.aiconfigurator_spec import SYSTEM_OF_DEVICE
 from stages.runners.base import Deployment, ModelRunner
+from tests.aiconfigurator_cases import deployment, options
 
 sdk = pytest.importorskip("aiconfigurator_core.sdk", reason="aiconfigurator-core is not installed")
 
@@ -235,8 +236,7 @@ def test_settings_of_the_environment_that_change_answers_are_refused(monkeypatch
 def test_a_run_leaves_stdout_empty_and_tells_on_stderr_once_what_concerns_the_model() -> None:
     script = """
 import sys
-sys.path.insert(0, "tests")
-from aiconfigurator_cases import deployment, options
+from tests.aiconfigurator_cases import deployment, options
 from pyarrow import parquet
 from cache.shapes import ForwardShapeKey
 for model, sizes in (("Qwen/Qwen3-32B", {"tp": 4}), ("deepseek-ai/DeepSeek-V3", {"tp": 8, "ep": 8})):
@@ -253,7 +253,32 @@ for model, sizes in (("Qwen/Qwen3-32B", {"tp": 4}), ("deepseek-ai/DeepSeek-V3", 
     assert all(line.startswith("deepseek-ai/DeepSeek-V3: ") for line in lines)
 
 
-# --- the shipped sweep ------------------------------------------------------------------------------
+# --- sweeps -----------------------------------------------------------------------------------------
+
+SWEEP = """
+name: small
+runner: {kind: aiconfigurator, backend: vllm}
+models: [Qwen/Qwen3-32B]
+devices: [H100-SXM-80G]
+parallelism: [{tp: 4}]
+modes: [aggregated]
+workloads: [{input_length: 2048, output_length: 64}]
+engine: {max_batched_tokens: 1024}
+concurrency: {batch_sizes: [1, 4]}
+"""
+
+
+def test_a_warm_run_imports_nothing_of_the_package(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(SWEEP)
+    run = "from pipeline.cli import main; main()"
+    blocked = f"import sys; sys.modules['aiconfigurator_core'] = None; {run}"
+    for out, tables, program, works in (
+        ("cold", "tables", run, True), ("warm", "tables", blocked, True), ("blocked", "none", blocked, False)):
+        done = subprocess.run(
+            [sys.executable, "-c", program, "run", "small.yaml", "--tables", tables, "--out", out, "--quiet"],
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
+        assert (done.returncode == 0) is works, out
+    assert (tmp_path / "cold/best.csv").read_bytes() == (tmp_path / "warm/best.csv").read_bytes()
 
 
 def test_every_deployment_of_the_shipped_sweep_has_figures() -> None:

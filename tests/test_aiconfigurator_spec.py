@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiconfigurator_cases import DENSE, deployment, install, options, package_files
 from pydantic import ValidationError
 
 from cache.errors import ConfigError, RunnerError
 from stages.runners.aiconfigurator_package import KNOWN_RELEASES, installed_package
 from stages.runners.aiconfigurator_spec import AIConfiguratorOptions
 from stages.runners.registry import runner_options
+from tests.aiconfigurator_cases import DENSE, deployment, install, options, package_files
 
 ROOT = Path(__file__).parents[1]
 
@@ -260,8 +260,7 @@ def test_another_installed_release_than_the_config_names_computes_nothing() -> N
 def test_specs_and_identities_import_neither_the_package_nor_the_runner(installed: Path) -> None:
     script = """
 import sys
-sys.path.insert(0, "tests")
-from aiconfigurator_cases import deployment, options
+from tests.aiconfigurator_cases import deployment, options
 print(options().spec(deployment()).identity().id)
 print(sorted(name for name in sys.modules if "aiconfigurator" in name and "cases" not in name))
 """
