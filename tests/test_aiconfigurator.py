@@ -11,6 +11,7 @@ from cache.shapes import BOUND_TYPES, DeviceMemory, ForwardShapeKey
 from stages.runners.aiconfigurator import AIConfiguratorRunner, bound_seconds, source_shares
 from stages.runners.aiconfigurator_chatter import quiet, relevant_warnings, tell_once
 from stages.runners.aiconfigurator_engine import Operator, StepMemory
+from stages.runners.roofline_batch import Segments
 from tests.aiconfigurator_cases import deployment, options
 
 GIB = 2.0**30
@@ -25,8 +26,8 @@ class FakeEstimator:
         self.asked: list[tuple[object, ...]] = []
         self.error = error
 
-    def prefill(self, requests: int, seq_len: int, cached: int) -> tuple[float, list[Operator]]:
-        self.asked.append(("prefill", requests, seq_len, cached))
+    def prefill(self, segments: Segments, /) -> tuple[float, list[Operator]]:
+        self.asked.append(("prefill", *segments))
         if self.error is not None:
             raise self.error
         return 10.0, [
@@ -57,13 +58,13 @@ def runner(estimator: FakeEstimator, num_mtp_tokens: int = 0, **sizes: int) -> A
 
 
 @pytest.mark.parametrize(("sizes", "key", "asked"), [
-    ({}, ForwardShapeKey(False, 3, 1024, 1024), [("prefill", 3, 1024, 0), ("memory", 3072)]),
-    ({}, ForwardShapeKey(False, 1, 1024, 4096), [("prefill", 1, 4096, 3072), ("memory", 1024)]),
-    ({"dp": 2}, ForwardShapeKey(False, 3, 8, 8), [("prefill", 2, 8, 0), ("memory", 16)]),
+    ({}, ForwardShapeKey(False, 3, 1024, 1024), [("prefill", (1024, 1024, 3)), ("memory", 3072)]),
+    ({}, ForwardShapeKey(False, 1, 1024, 4096), [("prefill", (1024, 4096, 1)), ("memory", 1024)]),
+    ({"dp": 2}, ForwardShapeKey(False, 3, 8, 8), [("prefill", (8, 8, 2)), ("memory", 16)]),
     ({"tp": 2}, ForwardShapeKey(True, 16, 1, 2048), [("decode", 16, 2047), ("memory", 16)]),
     ({"dp": 4}, ForwardShapeKey(True, 17, 1, 2048), [("decode", 5, 2047), ("memory", 5)]),
     ({"dp": 2, "pp": 2}, ForwardShapeKey(True, 16, 1, 9), [("decode", 4, 8), ("memory", 4)]),
-    ({"pp": 4}, ForwardShapeKey(False, 1, 8, 16), [("prefill", 1, 16, 8), ("memory", 8)]),
+    ({"pp": 4}, ForwardShapeKey(False, 1, 8, 16), [("prefill", (8, 16, 1)), ("memory", 8)]),
 ])
 def test_a_key_is_asked_for_one_micro_batch_of_one_replica(
     sizes: dict[str, int], key: ForwardShapeKey, asked: list[tuple[object, ...]]
@@ -71,6 +72,20 @@ def test_a_key_is_asked_for_one_micro_batch_of_one_replica(
     estimator = FakeEstimator()
     runner(estimator, **sizes).forward(key)
     assert estimator.asked == asked
+
+
+def test_a_prefill_of_several_lengths_is_asked_as_such_and_caches_every_request() -> None:
+    estimator = FakeEstimator()
+    key = ForwardShapeKey.of_segments(False, [(512, 8192, 1), (1024, 4096, 2)], replicas=2)
+    record = runner(estimator, dp=2).forward(key)
+    assert estimator.asked == [("prefill", (512, 8192, 1), (1024, 4096, 2)), ("memory", 2560)]
+    assert record.memory is not None
+    assert record.memory.kv_cache_gb == 2 + 2 * 1
+
+
+def test_a_decode_step_of_several_lengths_is_refused() -> None:
+    with pytest.raises(RunnerError, match="answers for decode of one length, not for decode of 2 requests"):
+        runner(FakeEstimator()).forward(ForwardShapeKey.of_segments(True, [(1, 8, 1), (1, 9, 1)]))
 
 
 def test_a_decode_step_with_speculative_tokens_counts_their_memory() -> None:

@@ -21,6 +21,7 @@ from cache.errors import ConfigError, RunnerError
 from cache.shapes import DeviceMemory, ForwardLatencyRecord, ForwardShapeKey
 from configs import CONFIGS_DIR
 from stages.parallelism import Parallelism
+from stages.runners.aiconfigurator_engine import Engine
 from stages.runners.aiconfigurator_package import BACKENDS, KNOWN_RELEASES, Package, installed_package
 from stages.runners.aiconfigurator_spec import SYSTEM_OF_DEVICE
 from stages.runners.base import Deployment, ModelRunner
@@ -123,6 +124,25 @@ def test_pipeline_stages_cost_their_transfers_and_share_weights_and_cache() -> N
     assert whole.memory is not None
     assert cut.memory.weight_gb == pytest.approx(whole.memory.weight_gb / 2)
     assert cut.memory.kv_cache_gb == whole.memory.kv_cache_gb  # half the layers of twice the requests
+
+
+@pytest.mark.parametrize(("model", "device", "sizes"), [
+    (DENSE, "h100_sxm", {"tp": 4}),
+    (EXPERTS, "h100_sxm", {"tp": 4, "ep": 4}),
+    (LATENT, "h200_sxm", {"tp": 8, "ep": 8}),
+    ("openai/gpt-oss-120b", "h100_sxm", {"tp": 4}),
+    ("Qwen/Qwen3.5-35B-A3B", "h100_sxm", {"tp": 4}),
+])
+def test_the_parts_of_a_batch_of_several_lengths_are_those_of_one_length(
+    model: str, device: str, sizes: dict[str, int]
+) -> None:
+    engine = Engine(options().spec(deployment(model, device, **sizes)), package)
+    one, operators = engine.prefill(((700, 2100, 4),))
+    parts, part_operators = engine.prefill(((700, 2100, 1), (700, 2100, 3)))
+    assert parts == pytest.approx(one, rel=1e-12)
+    assert {part.name: part.bound for part in part_operators} == {op.name: op.bound for op in operators}
+    shorter, longer = engine.prefill(((600, 600, 4),))[0], engine.prefill(((800, 4000, 4),))[0]
+    assert shorter < engine.prefill(((600, 600, 2), (800, 4000, 2)))[0] < longer
 
 
 # --- known values -----------------------------------------------------------------------------------

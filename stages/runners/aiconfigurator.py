@@ -12,6 +12,7 @@ import re
 import threading
 from collections import defaultdict
 from collections.abc import Iterable
+from math import fsum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,6 +21,7 @@ from cache.shapes import BOUND_TYPES, DeviceMemory, ForwardLatencyRecord, Forwar
 from stages.runners.aiconfigurator_chatter import quiet, relevant_warnings, tell_once
 from stages.runners.aiconfigurator_engine import Engine, Operator, StepMemory
 from stages.runners.aiconfigurator_package import DISTRIBUTION, INSTALL_COMMAND, Package, installed_package
+from stages.runners.roofline_batch import Segments, micro_batch, replica_segments
 
 if TYPE_CHECKING:
     from stages.runners.aiconfigurator_spec import AIConfiguratorSpec
@@ -49,7 +51,7 @@ _ENVIRONMENT = ("AICONFIGURATOR_SYSTEMS_PATH", "AICONFIGURATOR_MODEL_CONFIGS_PAT
 class Estimator(Protocol):
     """What the runner asks of `stages.runners.aiconfigurator_engine.Engine`."""
 
-    def prefill(self, requests: int, seq_len: int, cached: int) -> tuple[float, list[Operator]]:
+    def prefill(self, segments: Segments, /) -> tuple[float, list[Operator]]:
         """Return the latency of a prefill in ms and its operators."""
         ...
 
@@ -103,16 +105,16 @@ class AIConfiguratorRunner:
             For images, a decode step of another number of tokens, or a shape without figures.
         """
         self._check(key)
-        requests = -(-key.model_concurrency // self._spec.parallelism.dp)
-        batch = -(-requests // self._spec.parallelism.pp)
-        cached = key.seq_len - key.query_len
+        segments = replica_segments(key, self._spec.parallelism.dp)
+        batch = micro_batch(key, segments, self._spec.parallelism)
         with quiet() as messages:
             try:
                 if key.is_decode:
-                    latency_ms, operators = self._estimator.decode(batch, cached)
+                    cached = key.seq_len - key.query_len
+                    latency_ms, operators = self._estimator.decode(batch.requests, cached)
                 else:
-                    latency_ms, operators = self._estimator.prefill(batch, key.seq_len, cached)
-                memory = self._memory(requests, batch, key)
+                    latency_ms, operators = self._estimator.prefill(batch.segments)
+                memory = self._memory(segments, batch.tokens)
             except Exception as error:
                 raise RunnerError(
                     f"{DISTRIBUTION} {self._spec.release} cannot answer for {self._spec.model} on "
@@ -132,6 +134,8 @@ class AIConfiguratorRunner:
     def _check(self, key: ForwardShapeKey) -> None:
         if key.image_batch_size is not None or key.image_height is not None or key.image_width is not None:
             raise RunnerError(f"The aiconfigurator runner answers for text only, not for {key}.")
+        if key.is_decode and key.segments is not None:
+            raise RunnerError(f"The aiconfigurator runner answers for decode of one length, not for {key}.")
         step_tokens = self._spec.num_mtp_tokens + 1
         if key.is_decode and key.query_len != step_tokens:
             raise RunnerError(
@@ -139,14 +143,15 @@ class AIConfiguratorRunner:
                 "(num_mtp_tokens + 1); build one with the num_mtp_tokens of the workload."
             )
 
-    def _memory(self, requests: int, batch: int, key: ForwardShapeKey) -> DeviceMemory:
+    def _memory(self, segments: Segments, step_tokens: int) -> DeviceMemory:
         """Return the memory parts of one device.
 
         The package's overheads of runtime and communication library count as reserved. Its KV bytes are those
         of all layers, of which each pipeline stage holds its share.
         """
-        step = self._estimator.step_memory(batch * key.query_len)
-        kv_bytes = requests * self._estimator.kv_cache_bytes(key.seq_len) / self._spec.parallelism.pp
+        step = self._estimator.step_memory(step_tokens)
+        kv_bytes = fsum(count * self._estimator.kv_cache_bytes(seq_len) for _, seq_len, count in segments)
+        kv_bytes /= self._spec.parallelism.pp
         return DeviceMemory(
             total_gb=self._capacity_bytes / _GIB,
             weight_gb=step.weights / _GIB,
@@ -190,7 +195,7 @@ def source_shares(operators: Iterable[Operator]) -> dict[str, float]:
     for operator in operators:
         if operator.latency_ms > 0:
             sums_ms[SOURCES.get(operator.source, "interpolated")] += operator.latency_ms
-    total_ms = sum(sums_ms.values())
+    total_ms = fsum(sums_ms.values())
     return {kind: sums_ms[kind] / total_ms for kind in sorted(sums_ms)}
 
 

@@ -19,12 +19,15 @@ import re
 import shutil
 import tempfile
 import weakref
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
+from math import fsum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stages.runners.aiconfigurator_package import Package
+from stages.runners.roofline_batch import Segments
 
 if TYPE_CHECKING:
     from stages.runners.aiconfigurator_spec import AIConfiguratorSpec
@@ -32,9 +35,14 @@ if TYPE_CHECKING:
 COMMUNICATION = frozenset({"CustomAllReduce", "Nccl", "P2P", "MoeDispatch", "MoeAllToAll"})
 """Kinds of operators that move data between devices."""
 
+_BY_REQUEST = frozenset({"Fallback", "Gdn", "Kda", "Mamba2"})  # besides those with "Context" in their name
 _NO_LIMIT_BYTES = 1 << 60  # the memory model answers nothing at all when weights exceed the real capacity
 _PROBE_TOKENS = 16
 _STEP_SIZES_KEPT = 4096
+
+
+Row = tuple[str, float, float, str]
+"""Operator as the package answers: name, latency in ms, energy in mJ, source."""
 
 
 class Operator(NamedTuple):
@@ -118,20 +126,31 @@ class Engine:
         """Kinds of all operators of the model ("Gemm", "MlaModuleContext")."""
         return frozenset().union(*(phase.all_kinds for phase in self._phases.values()))
 
-    def prefill(self, requests: int, seq_len: int, cached: int) -> tuple[float, list[Operator]]:
+    def prefill(self, segments: Segments) -> tuple[float, list[Operator]]:
         """Return the latency of a prefill in ms and its operators.
+
+        The package knows batches of one length. Of a batch of several, operators that go token by token are
+        those of all tokens; of attention and its like, each request costs its share of a batch as large as
+        this one, all of its own length. For one length that is what the package answers.
 
         Parameters
         ----------
-        requests : int
-            Requests of one micro-batch of one data-parallel replica.
-        seq_len, cached : int
-            Tokens per request after the pass, and those of them that are in the KV cache before it.
+        segments : tuple of (query_len, seq_len, requests)
+            One micro-batch of one data-parallel replica.
         """
-        latency_ms = self._handle.predict_prefill_latency(requests, seq_len, cached)
-        rows, _ = self._handle.run_static_per_op(
-            batch_size=requests, isl=seq_len, osl=1, prefix=cached, mode="static_ctx")
-        return latency_ms, self._phases[False].operators(rows, requests, seq_len - cached, cached)
+        requests = sum(count for _, _, count in segments)
+        tokens = sum(query_len * count for query_len, _, count in segments)
+        if len(segments) == 1:
+            (query_len, seq_len, _), = segments
+            cached = seq_len - query_len
+            latency_ms = self._handle.predict_prefill_latency(requests, seq_len, cached)
+            rows, _ = self._handle.run_static_per_op(
+                batch_size=requests, isl=seq_len, osl=1, prefix=cached, mode="static_ctx")
+        else:
+            rows = self._phases[False].rows_of_several_lengths(segments, requests, tokens)
+            latency_ms = fsum(row[1] for row in rows)
+            cached = sum((seq_len - query_len) * count for query_len, seq_len, count in segments) // requests
+        return latency_ms, self._phases[False].operators(rows, requests, -(-tokens // requests), cached)
 
     def decode(self, requests: int, cached: int) -> tuple[float, list[Operator]]:
         """Return the latency in ms of a decode step, and its operators.
@@ -194,7 +213,7 @@ class Engine:
 
     def _probe(self) -> None:
         """Ask for one small pass of each phase, so that missing tables are found before any shape."""
-        self.prefill(1, _PROBE_TOKENS, 0)
+        self.prefill(((_PROBE_TOKENS, _PROBE_TOKENS, 1),))
         self.decode(1, _PROBE_TOKENS)
         self.step_memory(_PROBE_TOKENS)
 
@@ -210,6 +229,11 @@ class _Phase:
         self._handle = handle
         self._is_context = is_context
         operators: list[dict[str, Any]] = json.loads(operators_json)
+        kinds = [next(iter(operator)) for operator in operators]
+        names = [fields["name"] for operator in operators for fields in operator.values()]
+        self._by_request = [i for i, kind in enumerate(kinds) if "Context" in kind or kind in _BY_REQUEST]
+        self._logits = [i for i, name in enumerate(names) if "logits" in name]
+        self._by_token = sorted({*range(len(operators))} - {*self._by_request, *self._logits})
         moving = [operator for operator in operators if next(iter(operator)) in COMMUNICATION]
         self._moving = frozenset(fields["name"] for operator in moving for fields in operator.values())
         computing = [operator for operator in operators if operator not in moving]
@@ -217,13 +241,25 @@ class _Phase:
         # Blocks nest operators; all of their kinds read tables.
         self.all_kinds = frozenset(re.findall(r'"([A-Z]\w*)"\s*:\s*\{', operators_json))
 
-    def operators(self, rows: Sequence[Any], requests: int, tokens: int, cached: int) -> list[Operator]:
-        """Return the rows (name, ms, mJ, source) of a pass with the bound type of each."""
+    def operators(self, rows: Sequence[Row], requests: int, tokens: int, cached: int) -> list[Operator]:
+        """Return the rows of a pass with the bound type of each, for requests of so many new tokens."""
         rooflines = self._rooflines(self._with_roofline, requests, tokens, cached)
         bounds = {name: "memory_bound" if memory_ms >= arithmetic_ms else "compute_bound_mma"
                   for name, _, arithmetic_ms, memory_ms in rooflines}
         bounds.update(dict.fromkeys(self._moving, "communication_bound"))
         return [Operator(name, latency_ms, source, bounds.get(name)) for name, latency_ms, _, source in rows]
+
+    def rows_of_several_lengths(self, segments: Segments, requests: int, tokens: int) -> list[Row]:
+        """Return the rows of a prefill whose requests differ in length; see `Engine.prefill`."""
+        evaluate = self._handle.evaluate_context_ops
+        rows: list[Row] = [*evaluate(self._by_token, batch_size=1, s=tokens),
+                           *evaluate(self._logits, batch_size=requests, s=1)]
+        shares: defaultdict[str, list[float]] = defaultdict(list)
+        for query_len, seq_len, count in segments:
+            for name, latency_ms, *_ in evaluate(
+                self._by_request, batch_size=requests, s=query_len, prefix=seq_len - query_len):
+                shares[name].append(latency_ms * count / requests)
+        return rows + [(name, fsum(parts), 0.0, "mixed") for name, parts in shares.items()]
 
     def _has_roofline(self, operator: dict[str, Any]) -> bool:
         try:

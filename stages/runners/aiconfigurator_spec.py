@@ -39,7 +39,7 @@ from stages.runners.shipped import match_name, unknown_name
 RUNNER_VERSION = "1"
 """Raised by hand when the runner's meaning changes; the code that asks and converts is digested besides."""
 
-ARITHMETIC_MODULES = ("aiconfigurator", "aiconfigurator_engine")
+ARITHMETIC_MODULES = ("aiconfigurator", "aiconfigurator_engine", "roofline_batch")
 """Modules of this package whose text can change an answer; they are read and not imported."""
 
 SYSTEM_OF_DEVICE = {
