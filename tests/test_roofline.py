@@ -148,9 +148,10 @@ def test_a_pipeline_takes_as_many_micro_batches_as_stages() -> None:
     record = runner.forward(decode(8))
     # The last stage has 8 of 32 layers and the LM head; a quarter of the requests passes at a time.
     alone = without_overhead(with_model(spec("Llama-3.1-8B"), layers=base.architecture.layers[:8]))
-    embedding_s = 2 * 4096 * 2 * 2 / (3350e9 * 0.8)
+    share = base.device.efficiency
+    embedding_s = 2 * 4096 * 2 * 2 / (3350e9 * share.memory)
     stage_s = alone.build().forward(decode(2)).latency_ms / 1e3 - embedding_s
-    sends_s = 3 * (2.7e-6 + 2 * 4096 * 2 / (50e9 * 0.8))
+    sends_s = 3 * (2.7e-6 + 2 * 4096 * 2 / (50e9 * share.communication))
     assert record.latency_ms / 1e3 == pytest.approx(4 * stage_s + sends_s, rel=1e-9)
     assert seconds(record)["communication_bound"] == pytest.approx(sends_s, rel=1e-9)
 
@@ -336,7 +337,29 @@ def test_overhead_is_paid_once_per_operator() -> None:
     base = spec("Llama-3.1-8B")
     gain = base.build().forward(decode()).latency_ms
     gain -= without_overhead(base).build().forward(decode()).latency_ms
-    assert gain * 1e-3 == pytest.approx((32 * 9 + 1 + 3) * 2e-6, rel=1e-9)
+    assert gain * 1e-3 == pytest.approx(
+        (32 * 9 + 1 + 3) * base.device.operator_overhead_us * 1e-6, rel=1e-9
+    )
+
+
+def test_a_share_of_its_own_slows_the_matrix_products_of_experts_alone() -> None:
+    base = spec("Qwen3-30B-A3B")
+    shares = base.device.efficiency.model_dump()
+    even, slow = (
+        with_device(base, efficiency=shares | {"experts": share}) for share in (shares["compute"], 0.01)
+    )
+    absent = with_device(base, efficiency={k: v for k, v in shares.items() if k != "experts"})
+    key = ForwardShapeKey(False, 1, 8192, 8192)
+    times = [
+        deployment.build().forward(key).breakdowns["roofline"]["compute_bound_mma"]
+        for deployment in (even, slow)
+    ]
+    # 48 layers, 8 of the experts per token, three products of 2048 x 768 each.
+    flops = 48 * 8192 * 8 * 3 * 2 * 2048 * 768
+    added_s = flops / 989.4e12 * (1 / 0.01 - 1 / shares["compute"])
+    assert times[1] - times[0] == pytest.approx(added_s, rel=1e-3)
+    assert absent.build().forward(key) == even.build().forward(key)
+    assert slow.build().forward(decode()) == even.build().forward(decode())  # bound by memory
 
 
 def test_a_device_without_latency_and_overhead_still_pays_for_bytes() -> None:

@@ -58,11 +58,16 @@ class Interconnect(_Part):
 
 
 class Efficiency(_Part):
-    """Share of a peak figure that kernels reach; to be fitted to measurements where there are any."""
+    """Share of a peak figure that kernels reach; to be fitted to measurements where there are any.
+
+    `experts` is the share of the compute peak that the many small products of routed experts reach, uneven
+    routing included; left out, they reach `compute`.
+    """
 
     compute: float = _SHARE
     memory: float = _SHARE
     communication: float = _SHARE
+    experts: float | None = Field(default=None, gt=0, le=1)
 
 
 class DeviceProfile(_Part):

@@ -58,17 +58,18 @@ class Rates:
         self.overhead_s = device.operator_overhead_us * 1e-6
         self.s_per_byte = 1 / (device.memory_bandwidth_gb_per_s * 1e9 * share.memory)
         self.s_per_vector_flop = 1 / (peaks.vector * 1e12 * share.compute)
+        self.expert_slowdown = share.compute / (share.experts or share.compute)
         self.s_per_flop = {
             name: 1 / (peak * 1e12 * share.compute)
             for name, peak in peaks
             if peak is not None and name != "vector"
         }
 
-    def timed(self, operators: Iterable[Operator]) -> tuple[TimedOperator, ...]:
-        """Return `operators` in seconds."""
+    def timed(self, operators: Iterable[Operator], slowdown: float = 1.0) -> tuple[TimedOperator, ...]:
+        """Return `operators` in seconds, their matrix products `slowdown` times slower than others."""
         return tuple(
             TimedOperator(
-                operator.flops * self.s_per_flop[operator.compute_format],
+                operator.flops * self.s_per_flop[operator.compute_format] * slowdown,
                 operator.vector_flops * self.s_per_vector_flop,
                 operator.weight_bytes * self.s_per_byte,
                 operator.bytes_per_token * self.s_per_byte,
@@ -111,7 +112,8 @@ class TimedLayer:
         self._token = rates.timed(layer.token)
         self._attention = (layer.prefill_attention, layer.decode_attention)
         self._context, self._decode = rates.timed(layer.prefill_context), rates.timed(layer.decode)
-        self._experts, self._share = rates.timed(layer.experts), share if kind.has_experts else None
+        self._experts = rates.timed(layer.experts, rates.expert_slowdown)
+        self._share = share if kind.has_experts else None
         after = self._share.token_transfers if self._share is not None else (reduce,)
         self._transfers = tuple(transfer for transfer in (reduce, *after) if transfer.s_per_byte)
 
