@@ -174,6 +174,9 @@ def build_runner(spec: AIConfiguratorSpec) -> AIConfiguratorRunner:
     with _building, quiet() as messages:
         try:
             engine = Engine(spec, package)
+        except ImportError as error:
+            raise RunnerError(f"{DISTRIBUTION} {package.version} is installed but cannot be imported "
+                              f"({_reason(error)}); reinstall it: {INSTALL_COMMAND}") from error
         except Exception as error:
             raise _no_figures(spec, package, error) from error
         finally:
