@@ -99,6 +99,14 @@ def test_a_decode_step_of_another_length_than_the_spec_has_is_refused() -> None:
         runner(FakeEstimator(), num_mtp_tokens=2).forward(ForwardShapeKey(True, 4, 1, 9))
 
 
+def test_a_block_of_a_draft_model_is_checked_as_so_many_requests() -> None:
+    estimator = FakeEstimator()
+    record = runner(estimator).forward(ForwardShapeKey(True, 4, 8, 4096))
+    assert estimator.asked == [("decode", 32, 4088), ("memory", 32)]
+    assert record.memory is not None
+    assert record.memory.kv_cache_gb == 4
+
+
 def test_images_are_refused() -> None:
     key = ForwardShapeKey(False, 1, 8, 8, image_batch_size=1, image_height=224, image_width=224)
     with pytest.raises(RunnerError, match="answers for text only, not for prefill of 1 x 8 tokens"):

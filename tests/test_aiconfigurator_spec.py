@@ -259,8 +259,8 @@ def test_another_installed_release_than_the_config_names_computes_nothing() -> N
 
 @pytest.mark.usefixtures("installed")
 def test_a_package_that_cannot_be_imported_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "aiconfigurator_core", None)
-    with pytest.raises(RunnerError, match=r"0\.12\.7 is installed but cannot be imported \(.*\); reinstall it"):
+    monkeypatch.setitem(sys.modules, "aiconfigurator_core.sdk", None)
+    with pytest.raises(RunnerError, match=r"0\.12\.7 is installed but cannot be imported .*; reinstall it"):
         options().spec(deployment()).build()
 
 

@@ -21,7 +21,7 @@ from cache.shapes import BOUND_TYPES, DeviceMemory, ForwardLatencyRecord, Forwar
 from stages.runners.aiconfigurator_chatter import quiet, relevant_warnings, tell_once
 from stages.runners.aiconfigurator_engine import Engine, Operator, StepMemory
 from stages.runners.aiconfigurator_package import DISTRIBUTION, INSTALL_COMMAND, Package, installed_package
-from stages.runners.roofline_batch import Segments, micro_batch, replica_segments
+from stages.runners.roofline_batch import Batch, Segments, micro_batch, replica_segments
 
 if TYPE_CHECKING:
     from stages.runners.aiconfigurator_spec import AIConfiguratorSpec
@@ -111,7 +111,7 @@ class AIConfiguratorRunner:
             try:
                 if key.is_decode:
                     cached = key.seq_len - key.query_len
-                    latency_ms, operators = self._estimator.decode(batch.requests, cached)
+                    latency_ms, operators = self._estimator.decode(self._decoding(key, batch), cached)
                 else:
                     latency_ms, operators = self._estimator.prefill(batch.segments)
                 memory = self._memory(segments, batch.tokens)
@@ -137,11 +137,19 @@ class AIConfiguratorRunner:
         if key.is_decode and key.segments is not None:
             raise RunnerError(f"The aiconfigurator runner answers for decode of one length, not for {key}.")
         step_tokens = self._spec.num_mtp_tokens + 1
-        if key.is_decode and key.query_len != step_tokens:
+        if key.is_decode and self._spec.num_mtp_tokens and key.query_len != step_tokens:
             raise RunnerError(
                 f"A {key} was asked of a runner whose decode steps have {step_tokens} tokens per request "
                 "(num_mtp_tokens + 1); build one with the num_mtp_tokens of the workload."
             )
+
+    def _decoding(self, key: ForwardShapeKey, batch: Batch) -> int:
+        """Return how many requests of one token each a decode step is, as the package counts.
+
+        With multi-token prediction the package itself multiplies the requests. A block of a draft model is
+        not part of its deployment, so here the target model checks it the same way: as that many requests.
+        """
+        return batch.requests * (1 if self._spec.num_mtp_tokens else key.query_len)
 
     def _memory(self, segments: Segments, step_tokens: int) -> DeviceMemory:
         """Return the memory parts of one device.
