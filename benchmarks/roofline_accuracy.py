@@ -125,10 +125,14 @@ def _spread(ratios: pd.Series[float]) -> str:
 
 def _parts(data: pd.DataFrame) -> str:
     several = data[data.silicon_communication_ms > 0]
-    rows = [[broad, phase, device, f"{group.communication.median():.2f}", f"{group.rest.median():.2f}"]
-            for (broad, phase, device), group in several.groupby(["broad", "phase", "device"])]
-    title = ("### Median ratio of communication, and of all else\n\nOver the points on several devices for "
-             "which the package tells what bounds every operator.\n\n")
+    rows = [
+        [broad, phase, device, f"{group.communication.median():.2f}", f"{group.rest.median():.2f}"]
+        for (broad, phase, device), group in several.groupby(["broad", "phase", "device"])
+    ]
+    title = (
+        "### Median ratio of communication, and of all else\n\nOver the points on several devices for "
+        "which the package tells what bounds every operator.\n\n"
+    )
     return title + _markdown(["models", "phase", "device", "communication", "all else"], rows)
 
 

@@ -22,11 +22,26 @@ from stages.runners.model_config import known_model_names
 
 DEVICES = ("A100-SXM-80G", "H100-SXM-80G", "H200-SXM-141G", "B200-SXM-180G", "L40S-48G")
 
-PREFILL = [ForwardShapeKey(False, *shape) for shape in (
-    (1, 256, 256), (1, 1024, 1024), (1, 1024, 8192), (1, 1024, 32768), (1, 4096, 4096), (1, 4096, 16384),
-    (1, 8192, 8192), (1, 8192, 32768), (4, 1024, 1024), (4, 512, 4096), (16, 128, 128), (1, 2048, 65536))]
-DECODE = [ForwardShapeKey(True, batch, 1, length)
-          for batch in (1, 4, 16, 64, 256) for length in (1024, 8192, 32768)]
+PREFILL = [
+    ForwardShapeKey(False, *shape)
+    for shape in (
+        (1, 256, 256),
+        (1, 1024, 1024),
+        (1, 1024, 8192),
+        (1, 1024, 32768),
+        (1, 4096, 4096),
+        (1, 4096, 16384),
+        (1, 8192, 8192),
+        (1, 8192, 32768),
+        (4, 1024, 1024),
+        (4, 512, 4096),
+        (16, 128, 128),
+        (1, 2048, 65536),
+    )
+]
+DECODE = [
+    ForwardShapeKey(True, batch, 1, length) for batch in (1, 4, 16, 64, 256) for length in (1024, 8192, 32768)
+]
 
 FITTED, SEEN, BLIND = "fitted", "not fitted", "blind"
 """What a model is for: it chose the factors, it judged forms of the fit, or it was looked at once, last."""
@@ -40,8 +55,10 @@ class Formats(NamedTuple):
 
 
 BF16 = Formats(dict.fromkeys(("gemm", "moe", "kvcache", "fmha"), "bfloat16"), {})
-FP8 = Formats({"gemm": "fp8_block", "moe": "fp8_block", "kvcache": "bfloat16", "fmha": "bfloat16"},
-              {"weights": "fp8", "activations": "fp8"})
+FP8 = Formats(
+    {"gemm": "fp8_block", "moe": "fp8_block", "kvcache": "bfloat16", "fmha": "bfloat16"},
+    {"weights": "fp8", "activations": "fp8"},
+)
 # The tables have gpt-oss with the experts of its checkpoint only; INT4 is the roofline's nearest format.
 MXFP4 = Formats({"gemm": "bfloat16", "kvcache": "bfloat16", "fmha": "bfloat16"}, {"weights": "int4"})
 
@@ -72,8 +89,17 @@ MODELS = (
     Model("moonshotai/Kimi-K2-Instruct", "experts, MLA", BLIND, FP8, ({"tp": 8, "ep": 8},)),
 )
 
-COLUMNS = ("model", "kind", "use", "device", "sizes", "phase", "key", "silicon_ms",
-           "silicon_communication_ms")
+COLUMNS = (
+    "model",
+    "kind",
+    "use",
+    "device",
+    "sizes",
+    "phase",
+    "key",
+    "silicon_ms",
+    "silicon_communication_ms",
+)
 
 
 def deployments(
@@ -115,7 +141,8 @@ def measure(models: Sequence[Model] = MODELS, devices: Sequence[str] = DEVICES) 
     rows: list[dict[str, Any]] = []
     for model, deployment, sizes in deployments(models, devices):
         options = AIConfiguratorOptions.model_validate(
-            {"kind": "aiconfigurator", "backend": "vllm", "quantization": model.formats.silicon})
+            {"kind": "aiconfigurator", "backend": "vllm", "quantization": model.formats.silicon}
+        )
         try:
             runner = options.spec(deployment).build()
         except ShapecastError as error:
@@ -125,8 +152,23 @@ def measure(models: Sequence[Model] = MODELS, devices: Sequence[str] = DEVICES) 
             record = runner.forward(key)
             seconds = record.breakdowns.get("aiconfigurator")
             shape = json.dumps([key.is_decode, key.model_concurrency, key.query_len, key.seq_len])
-            rows.append(dict(zip(COLUMNS, (
-                model.name, model.kind, model.use, deployment.device, sizes,
-                "decode" if key.is_decode else "prefill", shape, record.latency_ms,
-                1000 * seconds["communication_bound"] if seconds else math.nan), strict=True)))
+            rows.append(
+                dict(
+                    zip(
+                        COLUMNS,
+                        (
+                            model.name,
+                            model.kind,
+                            model.use,
+                            deployment.device,
+                            sizes,
+                            "decode" if key.is_decode else "prefill",
+                            shape,
+                            record.latency_ms,
+                            1000 * seconds["communication_bound"] if seconds else math.nan,
+                        ),
+                        strict=True,
+                    )
+                )
+            )
     return pd.DataFrame(rows)

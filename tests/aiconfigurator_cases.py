@@ -14,8 +14,10 @@ from stages.runners.base import Deployment
 VERSION = "0.12.7"
 
 DENSE = {"architectures": ["Qwen3ForCausalLM"], "num_attention_heads": 24, "num_hidden_layers": 4}
-EXPERTS = {"architectures": ["Qwen3MoeForCausalLM"], "text_config": {
-    "num_attention_heads": 32, "num_experts": 12, "num_hidden_layers": 4}}
+EXPERTS = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "text_config": {"num_attention_heads": 32, "num_experts": 12, "num_hidden_layers": 4},
+}
 
 _NEVER_RUN = 'raise ImportError("read, never run")\n'
 

@@ -57,15 +57,18 @@ def runner(estimator: FakeEstimator, num_mtp_tokens: int = 0, **sizes: int) -> A
 # --- questions --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("sizes", "key", "asked"), [
-    ({}, ForwardShapeKey(False, 3, 1024, 1024), [("prefill", (1024, 1024, 3)), ("memory", 3072)]),
-    ({}, ForwardShapeKey(False, 1, 1024, 4096), [("prefill", (1024, 4096, 1)), ("memory", 1024)]),
-    ({"dp": 2}, ForwardShapeKey(False, 3, 8, 8), [("prefill", (8, 8, 2)), ("memory", 16)]),
-    ({"tp": 2}, ForwardShapeKey(True, 16, 1, 2048), [("decode", 16, 2047), ("memory", 16)]),
-    ({"dp": 4}, ForwardShapeKey(True, 17, 1, 2048), [("decode", 5, 2047), ("memory", 5)]),
-    ({"dp": 2, "pp": 2}, ForwardShapeKey(True, 16, 1, 9), [("decode", 4, 8), ("memory", 4)]),
-    ({"pp": 4}, ForwardShapeKey(False, 1, 8, 16), [("prefill", (8, 16, 1)), ("memory", 8)]),
-])
+@pytest.mark.parametrize(
+    ("sizes", "key", "asked"),
+    [
+        ({}, ForwardShapeKey(False, 3, 1024, 1024), [("prefill", (1024, 1024, 3)), ("memory", 3072)]),
+        ({}, ForwardShapeKey(False, 1, 1024, 4096), [("prefill", (1024, 4096, 1)), ("memory", 1024)]),
+        ({"dp": 2}, ForwardShapeKey(False, 3, 8, 8), [("prefill", (8, 8, 2)), ("memory", 16)]),
+        ({"tp": 2}, ForwardShapeKey(True, 16, 1, 2048), [("decode", 16, 2047), ("memory", 16)]),
+        ({"dp": 4}, ForwardShapeKey(True, 17, 1, 2048), [("decode", 5, 2047), ("memory", 5)]),
+        ({"dp": 2, "pp": 2}, ForwardShapeKey(True, 16, 1, 9), [("decode", 4, 8), ("memory", 4)]),
+        ({"pp": 4}, ForwardShapeKey(False, 1, 8, 16), [("prefill", (8, 16, 1)), ("memory", 8)]),
+    ],
+)
 def test_a_key_is_asked_for_one_micro_batch_of_one_replica(
     sizes: dict[str, int], key: ForwardShapeKey, asked: list[tuple[object, ...]]
 ) -> None:
@@ -125,7 +128,8 @@ def test_a_shape_without_figures_is_named_with_the_reason_but_without_paths() ->
 def test_the_memory_parts_add_up_with_overheads_as_reserved() -> None:
     record = runner(FakeEstimator(), dp=2).forward(ForwardShapeKey(False, 4, 2048, 8192))
     assert record.memory == DeviceMemory(
-        total_gb=80.0, weight_gb=20.0, kv_cache_gb=4.0, activation_gb=4.0, reserved_gb=6.5)
+        total_gb=80.0, weight_gb=20.0, kv_cache_gb=4.0, activation_gb=4.0, reserved_gb=6.5
+    )
     assert record.memory_left_gb == 80 - 20 - 4 - 4 - 6.5
 
 
@@ -149,10 +153,17 @@ def test_a_record_tells_latency_bounds_and_sources() -> None:
     assert record.sources == {"measured": 0.9, "interpolated": 0.1}
 
 
-@pytest.mark.parametrize(("source", "kind"), [
-    ("silicon", "measured"), ("empirical", "interpolated"), ("estimated", "interpolated"),
-    ("mixed", "interpolated"), ("sol", "analytic"), ("new-in-a-later-version", "interpolated"),
-])
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        ("silicon", "measured"),
+        ("empirical", "interpolated"),
+        ("estimated", "interpolated"),
+        ("mixed", "interpolated"),
+        ("sol", "analytic"),
+        ("new-in-a-later-version", "interpolated"),
+    ],
+)
 def test_every_source_has_a_kind(source: str, kind: str) -> None:
     assert source_shares([Operator("a", 1.0, source, None)]) == {kind: 1.0}
 
@@ -165,28 +176,36 @@ def test_an_operator_of_unknown_bound_leaves_no_breakdown_unless_it_takes_no_tim
     known = Operator("gemm", 1.0, "silicon", "memory_bound")
     assert bound_seconds([known, Operator("scan", 0.5, "silicon", None)]) == {}
     assert bound_seconds([known, Operator("p2p", 0.0, "silicon", None)]) == {
-        **dict.fromkeys(BOUND_TYPES, 0.0), "memory_bound": 0.001}
+        **dict.fromkeys(BOUND_TYPES, 0.0),
+        "memory_bound": 0.001,
+    }
 
 
 # --- chatter ----------------------------------------------------------------------------------------
 
-LOW_FIDELITY = ("Loading low-fidelity fallback rows for {table}_perf.parquet from /x/systems/data/h200_sxm/"
-                "mla/trtllm/1.3.0rc20/{table}_perf.parquet. Queries returning these rows are implicit.")
+LOW_FIDELITY = (
+    "Loading low-fidelity fallback rows for {table}_perf.parquet from /x/systems/data/h200_sxm/"
+    "mla/trtllm/1.3.0rc20/{table}_perf.parquet. Queries returning these rows are implicit."
+)
 
 
 def test_warnings_of_tables_that_the_model_does_not_read_are_dropped() -> None:
     messages = [LOW_FIDELITY.format(table=table) for table in ("mla_context_module", "dsa_context_module")]
     assert relevant_warnings(messages, ["Gemm", "MlaModuleContext"]) == [
         "mla_context_module figures on h200_sxm may come from low-fidelity rows of trtllm 1.3.0rc20 and "
-        "differ from the engine asked for."]
+        "differ from the engine asked for."
+    ]
     assert relevant_warnings(messages, ["Gemm", "ContextAttention"]) == []
 
 
 def test_other_warnings_are_kept_with_our_names_of_options() -> None:
-    messages = ["fmha_quant_mode=fp8 has no data; set fmha_quant_mode explicitly.",
-                "resolve_attention_lane_order: unknown backend 'trtllm' - no framework defaults available"]
+    messages = [
+        "fmha_quant_mode=fp8 has no data; set fmha_quant_mode explicitly.",
+        "resolve_attention_lane_order: unknown backend 'trtllm' - no framework defaults available",
+    ]
     assert relevant_warnings(messages * 2, ["Gemm"]) == [
-        "quantization.fmha=fp8 has no data; set quantization.fmha explicitly."]
+        "quantization.fmha=fp8 has no data; set quantization.fmha explicitly."
+    ]
 
 
 def test_the_log_of_the_package_is_kept_off_stderr(capfd: pytest.CaptureFixture[str]) -> None:

@@ -39,15 +39,17 @@ def _installed() -> Package:
 package = _installed()
 pytestmark = pytest.mark.skipif(
     package.release not in KNOWN_RELEASES.values(),
-    reason=f"known values are those of {', '.join(KNOWN_RELEASES.values())}, not of {package.release}")
+    reason=f"known values are those of {', '.join(KNOWN_RELEASES.values())}, not of {package.release}",
+)
 
 ROOT = Path(__file__).parents[1]
 DENSE, EXPERTS, LATENT = "Qwen/Qwen3-32B", "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3"
 
 
 @cache
-def runner(model: str = DENSE, device: str = "h100_sxm", backend: str = "vllm", num_mtp_tokens: int = 0,
-           **sizes: int) -> ModelRunner:
+def runner(
+    model: str = DENSE, device: str = "h100_sxm", backend: str = "vllm", num_mtp_tokens: int = 0, **sizes: int
+) -> ModelRunner:
     where = deployment(model, device, num_mtp_tokens=num_mtp_tokens, **(sizes or {"tp": 4}))
     return options(backend=backend).spec(where).build()
 
@@ -70,8 +72,10 @@ def decode(concurrency: int, seq_len: int, query_len: int = 1, **what: Any) -> F
 
 def test_isl_is_the_whole_sequence_and_prefix_its_cached_part() -> None:
     # 1024 new tokens cost more behind 1024 cached ones than alone, and less than 2048 new ones.
-    alone, behind, whole = (handle().predict_prefill_latency(1, isl, prefix)
-                            for isl, prefix in ((1024, 0), (2048, 1024), (2048, 0)))
+    alone, behind, whole = (
+        handle().predict_prefill_latency(1, isl, prefix)
+        for isl, prefix in ((1024, 0), (2048, 1024), (2048, 0))
+    )
     assert alone < behind < whole
     with pytest.raises(ValueError, match="isl must be greater than 0 after removing prefix"):
         handle().predict_prefill_latency(1, 1024, 1024)
@@ -81,10 +85,8 @@ def test_isl_is_the_whole_sequence_and_prefix_its_cached_part() -> None:
 def test_a_decode_step_behind_isl_cached_tokens_attends_to_one_more() -> None:
     engine = handle()
     operators = len(engine.decode_step_per_op(8, 2047, 1))
-    rows = engine.evaluate_generation_ops(
-        list(range(operators)), batch_size=8, s=2048)
-    assert engine.predict_decode_latency(8, 2047, 2) == pytest.approx(
-        sum(row[1] for row in rows), rel=1e-12)
+    rows = engine.evaluate_generation_ops(list(range(operators)), batch_size=8, s=2048)
+    assert engine.predict_decode_latency(8, 2047, 2) == pytest.approx(sum(row[1] for row in rows), rel=1e-12)
     assert decode(8, 2048).latency_ms == engine.predict_decode_latency(8, 2047, 2)
 
 
@@ -98,9 +100,17 @@ def test_operator_latencies_are_milliseconds_of_all_layers() -> None:
 
 def test_measurements_of_decode_attention_count_the_new_token() -> None:
     # The table has step cached tokens and one new one; the estimator smooths between points.
-    measured = _table("attention/vllm/0.24.0/generation_attention_perf", batch_size=8, isl=1, step=2047,
-                      num_heads=16, num_key_value_heads=2, head_dim=128, window_size=0,
-                      kv_cache_dtype="bfloat16")
+    measured = _table(
+        "attention/vllm/0.24.0/generation_attention_perf",
+        batch_size=8,
+        isl=1,
+        step=2047,
+        num_heads=16,
+        num_key_value_heads=2,
+        head_dim=128,
+        window_size=0,
+        kv_cache_dtype="bfloat16",
+    )
     rows = handle().decode_step_per_op(8, 2047, 1)
     assert _latency(rows, "generation_attention") == pytest.approx(64 * measured, rel=0.01)
 
@@ -126,13 +136,16 @@ def test_pipeline_stages_cost_their_transfers_and_share_weights_and_cache() -> N
     assert cut.memory.kv_cache_gb == whole.memory.kv_cache_gb  # half the layers of twice the requests
 
 
-@pytest.mark.parametrize(("model", "device", "sizes"), [
-    (DENSE, "h100_sxm", {"tp": 4}),
-    (EXPERTS, "h100_sxm", {"tp": 4, "ep": 4}),
-    (LATENT, "h200_sxm", {"tp": 8, "ep": 8}),
-    ("openai/gpt-oss-120b", "h100_sxm", {"tp": 4}),
-    ("Qwen/Qwen3.5-35B-A3B", "h100_sxm", {"tp": 4}),
-])
+@pytest.mark.parametrize(
+    ("model", "device", "sizes"),
+    [
+        (DENSE, "h100_sxm", {"tp": 4}),
+        (EXPERTS, "h100_sxm", {"tp": 4, "ep": 4}),
+        (LATENT, "h200_sxm", {"tp": 8, "ep": 8}),
+        ("openai/gpt-oss-120b", "h100_sxm", {"tp": 4}),
+        ("Qwen/Qwen3.5-35B-A3B", "h100_sxm", {"tp": 4}),
+    ],
+)
 def test_the_parts_of_a_batch_of_several_lengths_are_those_of_one_length(
     model: str, device: str, sizes: dict[str, int]
 ) -> None:
@@ -150,19 +163,37 @@ def test_the_parts_of_a_batch_of_several_lengths_are_those_of_one_length(
 DENSE_PARTS = {"total_gb": 80.0, "weight_gb": 15.2557373046875, "reserved_gb": 3.8828125}
 
 
-@pytest.mark.parametrize(("record", "latency_ms", "memory_left_gb"), [
-    (lambda: prefill(1, 1024, 2048), 36.69094935909057, 60.6583251953125),
-    (lambda: prefill(4, 1024, 1024), 129.15589693565164, 60.2989501953125),
-    (lambda: decode(8, 2048), 8.586315484962388, 59.7930908203125),
-    (lambda: decode(256, 8192), 57.548234487065635, -67.2069091796875),
-    (lambda: decode(8, 2048, backend="sglang"), 8.400885132992029, 59.06037597823888),
-    (lambda: decode(8, 2048, backend="trtllm"), 8.856520423196688, 59.7930908203125),
-    (lambda: prefill(1, 1024, 2048, model=EXPERTS, device="b200_sxm", tp=4, ep=4),
-     11.248704660482217, 161.9019775390625),
-    (lambda: decode(8, 2048, 2, model=LATENT, device="h200_sxm", num_mtp_tokens=1, tp=8, ep=8),
-     24.869272318947342, 51.9058837890625),
-], ids=["prefill-chunk", "prefill-batch", "decode", "decode-out-of-memory", "sglang", "trtllm", "experts",
-        "latent-mtp"])
+@pytest.mark.parametrize(
+    ("record", "latency_ms", "memory_left_gb"),
+    [
+        (lambda: prefill(1, 1024, 2048), 36.69094935909057, 60.6583251953125),
+        (lambda: prefill(4, 1024, 1024), 129.15589693565164, 60.2989501953125),
+        (lambda: decode(8, 2048), 8.586315484962388, 59.7930908203125),
+        (lambda: decode(256, 8192), 57.548234487065635, -67.2069091796875),
+        (lambda: decode(8, 2048, backend="sglang"), 8.400885132992029, 59.06037597823888),
+        (lambda: decode(8, 2048, backend="trtllm"), 8.856520423196688, 59.7930908203125),
+        (
+            lambda: prefill(1, 1024, 2048, model=EXPERTS, device="b200_sxm", tp=4, ep=4),
+            11.248704660482217,
+            161.9019775390625,
+        ),
+        (
+            lambda: decode(8, 2048, 2, model=LATENT, device="h200_sxm", num_mtp_tokens=1, tp=8, ep=8),
+            24.869272318947342,
+            51.9058837890625,
+        ),
+    ],
+    ids=[
+        "prefill-chunk",
+        "prefill-batch",
+        "decode",
+        "decode-out-of-memory",
+        "sglang",
+        "trtllm",
+        "experts",
+        "latent-mtp",
+    ],
+)
 def test_known_values(
     record: Callable[[], ForwardLatencyRecord], latency_ms: float, memory_left_gb: float
 ) -> None:
@@ -174,9 +205,14 @@ def test_known_values(
 def test_known_memory_parts_bounds_and_sources() -> None:
     found = prefill(1, 1024, 2048)
     assert found.memory == DeviceMemory(kv_cache_gb=0.125, activation_gb=0.078125, **DENSE_PARTS)
-    assert found.breakdowns["aiconfigurator"] == pytest.approx({
-        "memory_bound": 0.003654982768084463, "communication_bound": 0.008364463144540788,
-        "compute_bound_mma": 0.02467150344646532, "compute_bound_gp": 0.0})
+    assert found.breakdowns["aiconfigurator"] == pytest.approx(
+        {
+            "memory_bound": 0.003654982768084463,
+            "communication_bound": 0.008364463144540788,
+            "compute_bound_mma": 0.02467150344646532,
+            "compute_bound_gp": 0.0,
+        }
+    )
     assert found.sources == pytest.approx({"measured": 0.774844457241508, "interpolated": 0.225155542758492})
 
 
@@ -233,8 +269,10 @@ def test_the_devices_with_a_name_of_ours_are_there() -> None:
 
 
 def test_missing_tables_are_found_when_the_runner_is_built() -> None:
-    sentence = (r"no figures for openai/gpt-oss-120b on b200_sxm with trtllm .*"
-                r"\(perf database error: MoE data missing .*\); choose other parallel sizes")
+    sentence = (
+        r"no figures for openai/gpt-oss-120b on b200_sxm with trtllm .*"
+        r"\(perf database error: MoE data missing .*\); choose other parallel sizes"
+    )
     with pytest.raises(RunnerError, match=sentence):
         runner("openai/gpt-oss-120b", "b200_sxm", "trtllm", tp=4)
 
@@ -266,7 +304,8 @@ for model, sizes in (("Qwen/Qwen3-32B", {"tp": 4}), ("deepseek-ai/DeepSeek-V3", 
             runner.forward(key)
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout == ""
     lines = done.stderr.splitlines()
     assert len(lines) == len(set(lines)) == 3
@@ -293,10 +332,16 @@ def test_a_warm_run_imports_nothing_of_the_package(tmp_path: Path) -> None:
     run = "from pipeline.cli import main; main()"
     blocked = f"import sys; sys.modules['aiconfigurator_core'] = None; {run}"
     for out, tables, program, works in (
-        ("cold", "tables", run, True), ("warm", "tables", blocked, True), ("none", "none", blocked, False)):
+        ("cold", "tables", run, True),
+        ("warm", "tables", blocked, True),
+        ("none", "none", blocked, False),
+    ):
         done = subprocess.run(
             [sys.executable, "-c", program, "run", "small.yaml", "--tables", tables, "--out", out, "--quiet"],
-            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+        )
         assert (done.returncode == 0) is works, out
     assert (tmp_path / "cold/best.csv").read_bytes() == (tmp_path / "warm/best.csv").read_bytes()
 

@@ -72,13 +72,16 @@ def test_the_runner_is_known_by_its_kind() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize(("system", "backend", "versions"), [
-    ("h100_sxm", "vllm", ["0.24.0", "0.27.0"]),  # the next version has tables on another system only
-    ("h100_sxm", "sglang", ["0.5.14", "0.5.6.post2"]),  # the previous one is listed, and no newer one
-    ("a100_sxm", "vllm", ["0.14.0"]),  # a system with versions of its own gets no next one
-    ("a100_sxm", "sglang", []),
-    ("h100_sxm", "trtllm", []),
-])
+@pytest.mark.parametrize(
+    ("system", "backend", "versions"),
+    [
+        ("h100_sxm", "vllm", ["0.24.0", "0.27.0"]),  # the next version has tables on another system only
+        ("h100_sxm", "sglang", ["0.5.14", "0.5.6.post2"]),  # the previous one is listed, and no newer one
+        ("a100_sxm", "vllm", ["0.14.0"]),  # a system with versions of its own gets no next one
+        ("a100_sxm", "sglang", []),
+        ("h100_sxm", "trtllm", []),
+    ],
+)
 def test_versions_are_current_next_previous(system: str, backend: str, versions: list[str]) -> None:
     package = installed_package()
     assert package is not None
@@ -90,10 +93,19 @@ def test_models_and_devices_are_listed_with_what_they_are_for() -> None:
     models = AIConfiguratorOptions.known_models()
     assert models[0] == {"model": "Acme/Dense", "architecture": "Qwen3ForCausalLM"}
     assert [row["model"] for row in models] == [
-        "Acme/Dense", "Acme/Dense-FP4", "Acme/Experts", "meta-llama/Meta-Llama-3.1-8B"]
+        "Acme/Dense",
+        "Acme/Dense-FP4",
+        "Acme/Experts",
+        "meta-llama/Meta-Llama-3.1-8B",
+    ]
     assert AIConfiguratorOptions.known_devices()[2] == {
-        "device": "h100_sxm", "device profile": "H100-SXM-80G", "memory (GiB)": "80",
-        "vllm": "0.24.0, 0.27.0", "sglang": "0.5.14, 0.5.6.post2", "trtllm": ""}
+        "device": "h100_sxm",
+        "device profile": "H100-SXM-80G",
+        "memory (GiB)": "80",
+        "vllm": "0.24.0, 0.27.0",
+        "sglang": "0.5.14, 0.5.6.post2",
+        "trtllm": "",
+    }
 
 
 # --- specs and identities ---------------------------------------------------------------------------
@@ -167,20 +179,34 @@ def test_compiled_files_of_another_platform_are_the_same_release(installed: Path
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize(("fields", "what", "sentence"), [
-    ({}, {"device": "h1000_sxm"}, "Unknown device 'h1000_sxm': close names are h100_sxm, a100_sxm,"),
-    ({"backend": "trtllm"}, {}, "has no figures of trtllm on h100_sxm; there are figures of vllm, sglang."),
-    ({"backend_version": "0.19.0"}, {}, "has no vllm 0.19.0 on h100_sxm; available are 0.24.0, 0.27.0."),
-    ({}, {"model": "Acme/Dens"}, "Unknown model 'Acme/Dens': close names are Acme/Dense"),
-    ({}, {"model": "./nowhere"}, "nowhere is no model config; give an existing config.json, or its folder."),
-    ({}, {"tp": 16}, "tp is 16, which does not divide the 24 attention heads of Acme/Dense;"),
-    ({}, {"tp": 3}, "tp is 3; the memory model of aiconfigurator-core knows tp 1, 2, 4, 8 and above."),
-    ({}, {"model": "Acme/Experts", "tp": 8, "ep": 8}, "ep is 8, which does not divide the 12 experts"),
-    ({}, {"tp": 4, "moe_tp": 2, "moe_dp": 2}, "moe_dp is 2; the aiconfigurator runner spreads experts"),
-    ({}, {"model": "Acme/Dense-FP4"}, "does not run on h100_sxm with vllm 0.24.0 (h100_sxm lacks FP4); "
-                                      "it runs on b200_sxm."),
-    ({"package_version": "0.11.0"}, {}, "runner.package_version is '0.11.0', which is not installed"),
-])
+@pytest.mark.parametrize(
+    ("fields", "what", "sentence"),
+    [
+        ({}, {"device": "h1000_sxm"}, "Unknown device 'h1000_sxm': close names are h100_sxm, a100_sxm,"),
+        (
+            {"backend": "trtllm"},
+            {},
+            "has no figures of trtllm on h100_sxm; there are figures of vllm, sglang.",
+        ),
+        ({"backend_version": "0.19.0"}, {}, "has no vllm 0.19.0 on h100_sxm; available are 0.24.0, 0.27.0."),
+        ({}, {"model": "Acme/Dens"}, "Unknown model 'Acme/Dens': close names are Acme/Dense"),
+        (
+            {},
+            {"model": "./nowhere"},
+            "nowhere is no model config; give an existing config.json, or its folder.",
+        ),
+        ({}, {"tp": 16}, "tp is 16, which does not divide the 24 attention heads of Acme/Dense;"),
+        ({}, {"tp": 3}, "tp is 3; the memory model of aiconfigurator-core knows tp 1, 2, 4, 8 and above."),
+        ({}, {"model": "Acme/Experts", "tp": 8, "ep": 8}, "ep is 8, which does not divide the 12 experts"),
+        ({}, {"tp": 4, "moe_tp": 2, "moe_dp": 2}, "moe_dp is 2; the aiconfigurator runner spreads experts"),
+        (
+            {},
+            {"model": "Acme/Dense-FP4"},
+            "does not run on h100_sxm with vllm 0.24.0 (h100_sxm lacks FP4); it runs on b200_sxm.",
+        ),
+        ({"package_version": "0.11.0"}, {}, "runner.package_version is '0.11.0', which is not installed"),
+    ],
+)
 def test_what_cannot_be_asked_is_refused_with_what_can(
     fields: dict[str, Any], what: dict[str, Any], sentence: str
 ) -> None:
@@ -194,21 +220,30 @@ def test_formats_of_ones_own_are_not_held_to_the_verdict_on_the_checkpoint() -> 
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize(("text", "sentence"), [
-    ("{", "is no JSON"),
-    ("[]", "holds a list"),
-    ('{"architectures": ["OtherForCausalLM"]}', "has the architecture OtherForCausalLM, which"),
-    ("{}", "has the architecture none, which"),
-])
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "is no JSON"),
+        ("[]", "holds a list"),
+        ('{"architectures": ["OtherForCausalLM"]}', "has the architecture OtherForCausalLM, which"),
+        ("{}", "has the architecture none, which"),
+    ],
+)
 def test_a_config_that_the_package_cannot_take_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
     (tmp_path / "config.json").write_text(text)
     assert sentence in refused({}, model="config.json", base_dir=tmp_path)
 
 
-@pytest.mark.parametrize("fields", [
-    {"backend": "tgi"}, {"quantization": {"gemm": "fp7"}}, {"quantization": {"weights": "fp8"}},
-    {"reserved_memory_gb": -1}, {"block_size": 16},
-])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"backend": "tgi"},
+        {"quantization": {"gemm": "fp7"}},
+        {"quantization": {"weights": "fp8"}},
+        {"reserved_memory_gb": -1},
+        {"block_size": 16},
+    ],
+)
 def test_unknown_fields_and_values_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         options(**fields)
@@ -273,7 +308,8 @@ print(sorted(name for name in sys.modules if "aiconfigurator" in name and "cases
 """
     environment = {**os.environ, "PYTHONPATH": f"{installed}{os.pathsep}{ROOT}"}
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+        [sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
     identity, modules = done.stdout.splitlines()
     assert identity == options().spec(deployment()).identity().id
     assert modules == str([f"stages.runners.aiconfigurator_{name}" for name in ("model", "package", "spec")])

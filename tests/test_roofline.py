@@ -337,9 +337,7 @@ def test_overhead_is_paid_once_per_operator() -> None:
     base = spec("Llama-3.1-8B")
     gain = base.build().forward(decode()).latency_ms
     gain -= without_overhead(base).build().forward(decode()).latency_ms
-    assert gain * 1e-3 == pytest.approx(
-        (32 * 9 + 1 + 3) * base.device.operator_overhead_us * 1e-6, rel=1e-9
-    )
+    assert gain * 1e-3 == pytest.approx((32 * 9 + 1 + 3) * base.device.operator_overhead_us * 1e-6, rel=1e-9)
 
 
 def test_a_share_of_its_own_slows_the_matrix_products_of_experts_alone() -> None:

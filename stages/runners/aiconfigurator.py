@@ -44,8 +44,13 @@ _table_warnings: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list
 
 _GIB = float(1 << 30)
 # Each changes the package's answers, and none is part of a record's identity.
-_ENVIRONMENT = ("AICONFIGURATOR_SYSTEMS_PATH", "AICONFIGURATOR_MODEL_CONFIGS_PATH", "AIC_STRICT_PROVENANCE",
-                "AIC_DSV4_TOPK_CORRECTION", "AIC_FPM_FAKE_FALLBACK_RAW")
+_ENVIRONMENT = (
+    "AICONFIGURATOR_SYSTEMS_PATH",
+    "AICONFIGURATOR_MODEL_CONFIGS_PATH",
+    "AIC_STRICT_PROVENANCE",
+    "AIC_DSV4_TOPK_CORRECTION",
+    "AIC_FPM_FAKE_FALLBACK_RAW",
+)
 
 
 class Estimator(Protocol):
@@ -124,8 +129,8 @@ class AIConfiguratorRunner:
         seconds = bound_seconds(operators)
         return ForwardLatencyRecord(
             latency_ms=latency_ms,
-            memory_left_gb=memory.total_gb - (memory.weight_gb + memory.kv_cache_gb + memory.activation_gb
-                                              + memory.reserved_gb),
+            memory_left_gb=memory.total_gb
+            - (memory.weight_gb + memory.kv_cache_gb + memory.activation_gb + memory.reserved_gb),
             breakdowns={ESTIMATOR: seconds} if seconds else {},
             memory=memory,
             sources=source_shares(operators),
@@ -183,8 +188,10 @@ def build_runner(spec: AIConfiguratorSpec) -> AIConfiguratorRunner:
         try:
             engine = Engine(spec, package)
         except ImportError as error:
-            raise RunnerError(f"{DISTRIBUTION} {package.version} is installed but cannot be imported "
-                              f"({_reason(error)}); reinstall it: {INSTALL_COMMAND}") from error
+            raise RunnerError(
+                f"{DISTRIBUTION} {package.version} is installed but cannot be imported "
+                f"({_reason(error)}); reinstall it: {INSTALL_COMMAND}"
+            ) from error
         except Exception as error:
             raise _no_figures(spec, package, error) from error
         finally:
@@ -225,8 +232,9 @@ def _installed_release(spec: AIConfiguratorSpec) -> Package:
     """Return the installation, which must be the one whose figures the identity names."""
     package = installed_package()
     if package is None:
-        raise RunnerError(f"{DISTRIBUTION} is not installed, so no new shape can be computed; "
-                          f"run: {INSTALL_COMMAND}")
+        raise RunnerError(
+            f"{DISTRIBUTION} is not installed, so no new shape can be computed; run: {INSTALL_COMMAND}"
+        )
     if package.release != spec.release:
         wanted = spec.release.partition("+")[0]
         raise RunnerError(
@@ -237,8 +245,10 @@ def _installed_release(spec: AIConfiguratorSpec) -> Package:
         value = os.environ.get(name)
         # The package sets the first two to its own folders when parts of it are imported.
         if value and not Path(value).is_relative_to(package.root):
-            raise RunnerError(f"{name} is {value!r}, which changes the answers of {DISTRIBUTION} but not the "
-                              "identity of the records; unset it.")
+            raise RunnerError(
+                f"{name} is {value!r}, which changes the answers of {DISTRIBUTION} but not the "
+                "identity of the records; unset it."
+            )
     return package
 
 

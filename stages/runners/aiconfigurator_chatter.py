@@ -73,8 +73,10 @@ def relevant_warnings(messages: Iterable[str], operators: Iterable[str]) -> list
             if not message.startswith(_NOISE):
                 found[re.sub(r"\b(\w+)_quant_mode\b", r"quantization.\1", message)] = None
         elif any(kind.startswith(match["table"].partition("_")[0]) for kind in kinds):
-            found[f"{match['table']} figures on {match['system']} may come from low-fidelity rows of "
-                  f"{match['backend']} {match['version']} and differ from the engine asked for."] = None
+            found[
+                f"{match['table']} figures on {match['system']} may come from low-fidelity rows of "
+                f"{match['backend']} {match['version']} and differ from the engine asked for."
+            ] = None
     return list(found)
 
 

@@ -111,8 +111,9 @@ class Engine:
         apply_nextn(config, spec.num_mtp_tokens)
         self._sizes["nextn"] = spec.num_mtp_tokens
         self._model = get_model(self._path, config, spec.backend)
-        self._handle = EngineHandle(compile_engine(
-            self._path, spec.system, spec.backend, spec.backend_version, **self._sizes))
+        self._handle = EngineHandle(
+            compile_engine(self._path, spec.system, spec.backend, spec.backend_version, **self._sizes)
+        )
         self.step_memory = lru_cache(_STEP_SIZES_KEPT)(self._step_memory)
         """What a step of so many tokens needs besides the KV cache, a `StepMemory`."""
         self._phases = {
@@ -141,11 +142,12 @@ class Engine:
         requests = sum(count for _, _, count in segments)
         tokens = sum(query_len * count for query_len, _, count in segments)
         if len(segments) == 1:
-            (query_len, seq_len, _), = segments
+            ((query_len, seq_len, _),) = segments
             cached = seq_len - query_len
             latency_ms = self._handle.predict_prefill_latency(requests, seq_len, cached)
             rows, _ = self._handle.run_static_per_op(
-                batch_size=requests, isl=seq_len, osl=1, prefix=cached, mode="static_ctx")
+                batch_size=requests, isl=seq_len, osl=1, prefix=cached, mode="static_ctx"
+            )
         else:
             rows = self._phases[False].rows_of_several_lengths(segments, requests, tokens)
             latency_ms = fsum(row[1] for row in rows)
@@ -175,13 +177,22 @@ class Engine:
 
         spec = self._spec
         parts = estimate_kv_cache(
-            self._path, spec.system, spec.backend, spec.backend_version,
-            max_num_tokens=step_tokens, max_batch_size=1,
+            self._path,
+            spec.system,
+            spec.backend,
+            spec.backend_version,
+            max_num_tokens=step_tokens,
+            max_batch_size=1,
             memory_fraction_kind="of_free" if spec.backend == "trtllm" else "of_total",
-            memory_fraction_value=1.0, gpu_memory_capacity_bytes_override=_NO_LIMIT_BYTES, **self._sizes,
+            memory_fraction_value=1.0,
+            gpu_memory_capacity_bytes_override=_NO_LIMIT_BYTES,
+            **self._sizes,
         )["memory_breakdown"]
-        return StepMemory(parts["weights_bytes"], parts["activations_bytes"],
-                          parts["runtime_overhead_bytes"] + parts["comm_overhead_bytes"])
+        return StepMemory(
+            parts["weights_bytes"],
+            parts["activations_bytes"],
+            parts["runtime_overhead_bytes"] + parts["comm_overhead_bytes"],
+        )
 
     def _model_path(self, package: Package) -> str:
         """Return the name, or a folder with the config, that the package reads without asking the network."""
@@ -244,20 +255,25 @@ class _Phase:
     def operators(self, rows: Sequence[Row], requests: int, tokens: int, cached: int) -> list[Operator]:
         """Return the rows of a pass with the bound type of each, for requests of so many new tokens."""
         rooflines = self._rooflines(self._with_roofline, requests, tokens, cached)
-        bounds = {name: "memory_bound" if memory_ms >= arithmetic_ms else "compute_bound_mma"
-                  for name, _, arithmetic_ms, memory_ms in rooflines}
+        bounds = {
+            name: "memory_bound" if memory_ms >= arithmetic_ms else "compute_bound_mma"
+            for name, _, arithmetic_ms, memory_ms in rooflines
+        }
         bounds.update(dict.fromkeys(self._moving, "communication_bound"))
         return [Operator(name, latency_ms, source, bounds.get(name)) for name, latency_ms, _, source in rows]
 
     def rows_of_several_lengths(self, segments: Segments, requests: int, tokens: int) -> list[Row]:
         """Return the rows of a prefill whose requests differ in length; see `Engine.prefill`."""
         evaluate = self._handle.evaluate_context_ops
-        rows: list[Row] = [*evaluate(self._by_token, batch_size=1, s=tokens),
-                           *evaluate(self._logits, batch_size=requests, s=1)]
+        rows: list[Row] = [
+            *evaluate(self._by_token, batch_size=1, s=tokens),
+            *evaluate(self._logits, batch_size=requests, s=1),
+        ]
         shares: defaultdict[str, list[float]] = defaultdict(list)
         for query_len, seq_len, count in segments:
             for name, latency_ms, *_ in evaluate(
-                self._by_request, batch_size=requests, s=query_len, prefix=seq_len - query_len):
+                self._by_request, batch_size=requests, s=query_len, prefix=seq_len - query_len
+            ):
                 shares[name].append(latency_ms * count / requests)
         return rows + [(name, fsum(parts), 0.0, "mixed") for name, parts in shares.items()]
 
@@ -270,5 +286,6 @@ class _Phase:
 
     def _rooflines(self, operators: str, requests: int, tokens: int, cached: int) -> Sequence[Any]:
         rooflines: Sequence[Any] = self._handle.evaluate_ops_sol_json(
-            operators, is_context=self._is_context, batch_size=requests, s=tokens, prefix=cached)
+            operators, is_context=self._is_context, batch_size=requests, s=tokens, prefix=cached
+        )
         return rooflines

@@ -61,9 +61,11 @@ def _read_files(folder: Path, package: Package | None) -> dict[str, str]:
         parse_config(files[path.name], str(path))
     architecture = architecture_of(parse_config(files[CONFIG_FILE], CONFIG_FILE))
     if package is not None and architecture not in package.architectures:
-        raise ConfigError(f"{folder / CONFIG_FILE} has the architecture {architecture or 'none'}, which "
-                          f"{DISTRIBUTION} {package.version} does not know; it knows "
-                          f"{', '.join(package.architectures)}.")
+        raise ConfigError(
+            f"{folder / CONFIG_FILE} has the architecture {architecture or 'none'}, which "
+            f"{DISTRIBUTION} {package.version} does not know; it knows "
+            f"{', '.join(package.architectures)}."
+        )
     return files
 
 
@@ -115,14 +117,22 @@ def check_parallelism(deployment: Deployment, config: Mapping[str, Any]) -> None
     heads = text.get("num_attention_heads")
     expert_counts = [text[key] for key in _EXPERT_KEYS if isinstance(text.get(key), int)]
     if sizes.moe_dp != 1:
-        raise ConfigError(f"moe_dp is {sizes.moe_dp}; the aiconfigurator runner spreads experts over all "
-                          "tp * dp devices, so ep * moe_tp must be tp * dp and moe_dp 1.")
+        raise ConfigError(
+            f"moe_dp is {sizes.moe_dp}; the aiconfigurator runner spreads experts over all "
+            "tp * dp devices, so ep * moe_tp must be tp * dp and moe_dp 1."
+        )
     if isinstance(heads, int) and heads % sizes.tp:
-        raise ConfigError(f"tp is {sizes.tp}, which does not divide the {heads} attention heads of "
-                          f"{deployment.model}; choose a divisor.")
+        raise ConfigError(
+            f"tp is {sizes.tp}, which does not divide the {heads} attention heads of "
+            f"{deployment.model}; choose a divisor."
+        )
     if sizes.tp < max(_MEMORY_TP) and sizes.tp not in _MEMORY_TP:
-        raise ConfigError(f"tp is {sizes.tp}; the memory model of {DISTRIBUTION} knows tp "
-                          f"{', '.join(map(str, _MEMORY_TP))} and above.")
+        raise ConfigError(
+            f"tp is {sizes.tp}; the memory model of {DISTRIBUTION} knows tp "
+            f"{', '.join(map(str, _MEMORY_TP))} and above."
+        )
     if expert_counts and expert_counts[0] % sizes.ep:
-        raise ConfigError(f"ep is {sizes.ep}, which does not divide the {expert_counts[0]} experts of "
-                          f"{deployment.model}; choose a divisor.")
+        raise ConfigError(
+            f"ep is {sizes.ep}, which does not divide the {expert_counts[0]} experts of "
+            f"{deployment.model}; choose a divisor."
+        )

@@ -63,7 +63,8 @@ class Package:
     def release(self) -> str:
         """Version and digest of all sources and tables, equal on all platforms: "0.12.0+<12 hex digits>"."""
         rows = sorted(
-            f"{path},{digest}" for path, digest in self.record
+            f"{path},{digest}"
+            for path, digest in self.record
             if path.startswith(f"{_PACKAGE}/") and not any(part in path for part in _NO_SOURCE)
         )
         digest = hashlib.sha256("\n".join(rows).encode()).hexdigest()
@@ -149,8 +150,11 @@ class Package:
         Other failures of the support matrix are no verdict: a model that did not fit the number of
         devices tried there fails it too.
         """
-        rows = [row for row in self._support(system)
-                if (row["HuggingFaceID"], row["Backend"], row["Version"]) == (model, backend, version)]
+        rows = [
+            row
+            for row in self._support(system)
+            if (row["HuggingFaceID"], row["Backend"], row["Version"]) == (model, backend, version)
+        ]
         if not rows or any(row["Status"] not in _INCOMPATIBLE for row in rows):
             return None
         last_line = rows[0]["ErrMsg"].replace("\\n", "\n").strip().rpartition("\n")[2]
@@ -159,9 +163,12 @@ class Package:
     def working_systems(self, model: str, backend: str) -> list[str]:
         """Return the systems on which the support matrix says that a shipped model works."""
         return [
-            system for system in self.systems
-            if any(row["HuggingFaceID"] == model and row["Backend"] == backend and row["Status"] in _WORKING
-                   for row in self._support(system))
+            system
+            for system in self.systems
+            if any(
+                row["HuggingFaceID"] == model and row["Backend"] == backend and row["Status"] in _WORKING
+                for row in self._support(system)
+            )
         ]
 
     def _support(self, system: str) -> list[dict[str, str]]:

@@ -51,10 +51,33 @@ SYSTEM_OF_DEVICE = {
 }
 """Names of the shipped device profiles -> the package's systems, so that one config serves both runners."""
 
-GemmMode = Literal["bfloat16", "int8_wo", "int4_wo", "fp8", "fp8_static", "sq", "fp8_block", "fp8_ootb",
-                   "nvfp4", "nvfp4_wo", "w4a16_nvfp4"]
-MoeMode = Literal["bfloat16", "fp8", "int4_wo", "fp8_block", "w4afp8", "nvfp4", "nvfp4_wo", "w4a16_mxfp4",
-                  "w4a8_mxfp4_mxfp8", "w4a8_mxfp4_mxfp8_trtllm", "w4a16_mxfp4_cutlass", "w4a16_nvfp4"]
+GemmMode = Literal[
+    "bfloat16",
+    "int8_wo",
+    "int4_wo",
+    "fp8",
+    "fp8_static",
+    "sq",
+    "fp8_block",
+    "fp8_ootb",
+    "nvfp4",
+    "nvfp4_wo",
+    "w4a16_nvfp4",
+]
+MoeMode = Literal[
+    "bfloat16",
+    "fp8",
+    "int4_wo",
+    "fp8_block",
+    "w4afp8",
+    "nvfp4",
+    "nvfp4_wo",
+    "w4a16_mxfp4",
+    "w4a8_mxfp4_mxfp8",
+    "w4a8_mxfp4_mxfp8_trtllm",
+    "w4a16_mxfp4_cutlass",
+    "w4a16_nvfp4",
+]
 KvCacheMode = Literal["bfloat16", "int8", "fp8"]
 AttentionMode = Literal["bfloat16", "float16", "fp8", "fp8_block"]
 CommunicationMode = Literal["half", "int8", "fp8"]
@@ -154,11 +177,15 @@ class AIConfiguratorOptions(RunnerOptions):
             raise unknown_name("device", system, names, "one of all that `shapecast devices` lists")
         versions = package.versions(system, self.backend)
         if not versions:
-            raise ConfigError(f"{DISTRIBUTION} {package.version} has no figures of {self.backend} on "
-                              f"{system}; there are figures of {', '.join(package.backends(system))}.")
+            raise ConfigError(
+                f"{DISTRIBUTION} {package.version} has no figures of {self.backend} on "
+                f"{system}; there are figures of {', '.join(package.backends(system))}."
+            )
         if self.backend_version is not None and self.backend_version not in versions:
-            raise ConfigError(f"{DISTRIBUTION} {package.version} has no {self.backend} "
-                              f"{self.backend_version} on {system}; available are {', '.join(versions)}.")
+            raise ConfigError(
+                f"{DISTRIBUTION} {package.version} has no {self.backend} "
+                f"{self.backend_version} on {system}; available are {', '.join(versions)}."
+            )
         return self.backend_version or versions[0]
 
     def _check_hardware(self, package: Package, model: str, system: str, version: str) -> None:
@@ -167,15 +194,19 @@ class AIConfiguratorOptions(RunnerOptions):
         reason = package.incompatibility(model, system, self.backend, version)
         if reason is not None:
             elsewhere = ", ".join(package.working_systems(model, self.backend)) or "no system known here"
-            raise ConfigError(f"{model} does not run on {system} with {self.backend} {version} ({reason}); "
-                              f"it runs on {elsewhere}.")
+            raise ConfigError(
+                f"{model} does not run on {system} with {self.backend} {version} ({reason}); "
+                f"it runs on {elsewhere}."
+            )
 
     @classmethod
     def known_models(cls) -> list[dict[str, str]]:
         """Return the models with a shipped config: name and architecture."""
         package = _required_package()
-        return [{"model": name, "architecture": architecture_of(model_config(package, name, {}))}
-                for name in package.models]
+        return [
+            {"model": name, "architecture": architecture_of(model_config(package, name, {}))}
+            for name in package.models
+        ]
 
     @classmethod
     def known_devices(cls) -> list[dict[str, str]]:
@@ -256,6 +287,8 @@ def _arithmetic_files() -> tuple[Path, ...]:
 def _required_package() -> Package:
     package = installed_package()
     if package is None:
-        raise ConfigError(f"What the aiconfigurator runner knows stands in {DISTRIBUTION}, which is not "
-                          f"installed; run: {INSTALL_COMMAND}")
+        raise ConfigError(
+            f"What the aiconfigurator runner knows stands in {DISTRIBUTION}, which is not "
+            f"installed; run: {INSTALL_COMMAND}"
+        )
     return package
