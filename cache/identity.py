@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from cache.errors import InvalidValueError
@@ -110,15 +111,15 @@ class TableIdentity:
         """Return the identity that `as_json` wrote."""
         return cls(**fields, label=label)
 
-    @property
+    @cached_property
     def canonical(self) -> str:
         """The canonical JSON of the identity."""
         return canonical_json(self.as_json())
 
-    @property
+    @cached_property
     def id(self) -> str:
         """SHA-256 of the canonical JSON, 64 hex digits; the name of the table."""
-        return content_digest(self.as_json())
+        return hashlib.sha256(self.canonical.encode()).hexdigest()
 
     def __hash__(self) -> int:
         return hash(self.canonical)
