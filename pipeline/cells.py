@@ -12,10 +12,11 @@ from cache.identity import TableIdentity
 from pipeline.cell_search import CellSearch
 from pipeline.config import LoadedConfig
 from pipeline.grid import engines, is_searched, parallelisms, workloads
-from stages.candidate import Candidate, CandidateResult, Mode
+from stages.candidate import Candidate, Mode
 from stages.parallelism import Parallelism
 from stages.pd_ratio import KvTransfer
 from stages.plan import plans_dry
+from stages.result import CandidateResult
 from stages.runners.base import Deployment, RunnerOptions, RunnerSpec
 from stages.workload import Engine, Workload
 

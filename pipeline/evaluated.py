@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from pipeline.cells import Cell
 from pipeline.tasks import PrefetchCounts
-from stages.candidate import Candidate, CandidateResult
+from stages.candidate import Candidate
+from stages.result import CandidateResult
 
 
 @dataclass(frozen=True)

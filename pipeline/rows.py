@@ -13,7 +13,8 @@ from cache.shapes import BOUND_TYPES
 from pipeline.cells import Cell
 from pipeline.evaluated import Evaluated, SearchNote
 from stages.aggregate import UNKNOWN_SOURCE
-from stages.candidate import Candidate, CandidateResult
+from stages.candidate import Candidate
+from stages.result import CandidateResult
 from stages.speculation import Speculation
 from stages.workload import Image
 

@@ -45,7 +45,7 @@ from pipeline.rows import result_rows
 from pipeline.saved import RESULTS_NAME, RunFacts, SavedRun, best_traces, results_file
 from pipeline.survey import refuse_missing, survey
 from pipeline.tasks import Places, PrefetchCounts, Watch, open_session, start_run
-from stages.candidate import CandidateResult
+from stages.result import CandidateResult
 
 _log = logging.getLogger("shapecast")
 

@@ -20,7 +20,7 @@ from cache.errors import OutputError
 from cache.identity import canonical_json
 from pipeline.findings import winners
 from pipeline.rows import SCHEMA
-from stages.candidate import CandidateResult
+from stages.result import CandidateResult
 
 RESULTS_NAME = "results.parquet"
 

@@ -28,14 +28,15 @@ from pipeline.tasks import (
     replay_task,
 )
 from stages.aggregate import aggregate
-from stages.candidate import Candidate, CandidateResult
+from stages.candidate import Candidate
 from stages.evaluate import plan_and_prefetch
 from stages.plan import Plan, plans_dry
 from stages.prefetch import prefetch
 from stages.replay import Replay
+from stages.result import CandidateResult, best_index
 from stages.search import Found, listed, search
 from stages.search_estimate import LatencyLimits
-from stages.trace import best_index, trace
+from stages.trace import trace
 from stages.workload import Engine
 
 

@@ -21,15 +21,16 @@ from cache.spool import spool_of
 from cache.store import ShapeStore
 from cache.table import ForwardLatencyTable
 from stages.aggregate import aggregate
-from stages.candidate import Candidate, CandidateResult
+from stages.candidate import Candidate
 from stages.dedupe import dedupe
 from stages.evaluate import replay_plan
 from stages.plan import Plan, plan
 from stages.prefetch import prefetch
 from stages.replay import Replay
+from stages.result import CandidateResult, best_index
 from stages.runners.base import ModelRunner, RunnerSpec
 from stages.scheduler_registry import get_scheduler, is_built_in
-from stages.trace import best_index, trace
+from stages.trace import trace
 
 Records = dict[ForwardShapeKey, ForwardLatencyRecord]
 

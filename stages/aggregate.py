@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 from cache.shapes import BOUND_TYPES, ForwardLatencyRecord, ForwardShapeKey
 from stages.breakdown import bound_shares, breakdown_text, mean_breakdown_text
-from stages.candidate import Candidate, CandidateResult, StopReason, limit_stop_reason
+from stages.candidate import Candidate
 from stages.plan import Plan, Rule
 from stages.replay import Replay
+from stages.result import CandidateResult, StopReason, limit_stop_reason
 from stages.schedule import NO_PASS
 
 Records = Mapping[ForwardShapeKey, ForwardLatencyRecord]

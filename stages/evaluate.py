@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from cache.table import ForwardLatencyTable
 from stages.aggregate import Records, aggregate
-from stages.candidate import Candidate, CandidateResult
+from stages.candidate import Candidate
 from stages.lazy_steps import AskedRecords
 from stages.plan import Plan, plan, plan_lazily, plans_dry
 from stages.prefetch import prefetch
 from stages.replay import Replay, replay
+from stages.result import CandidateResult
 from stages.scheduler_registry import get_scheduler
 
 

@@ -9,7 +9,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from stages.candidate import Candidate, CandidateResult, limit_stop_reason
+from stages.candidate import Candidate
+from stages.result import CandidateResult, limit_stop_reason
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from cache.errors import InvalidValueError
-from stages.candidate import CandidateResult
+from stages.result import CandidateResult
 from stages.search_estimate import LatencyLimits, LinearEstimate
 
 Evaluate = Callable[[int], CandidateResult]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from stages.candidate import CandidateResult
+from stages.result import CandidateResult
 
 LATENCY_RELAXATION = 1.5
 """Latencies bend, so the way to their limit is stretched by this."""

@@ -13,7 +13,6 @@ import numpy as np
 
 from cache.shapes import BOUND_TYPES, ForwardLatencyRecord, ForwardShapeKey
 from stages.breakdown import bound_shares
-from stages.candidate import CandidateResult
 from stages.plan import Plan
 from stages.replay import Replay
 from stages.schedule import NO_PASS
@@ -70,25 +69,6 @@ def trace(plan: Plan, times: Replay, records: Mapping[ForwardShapeKey, ForwardLa
     """
     runs_per_segment = max(-(-times.run_count // MOST_SEGMENTS), 1)
     return Trace(_chunks(times, records), _segments(plan, times, runs_per_segment), runs_per_segment)
-
-
-def best_index(results: list[CandidateResult]) -> int | None:
-    """Return which feasible result of one deployment is best; None where none is feasible.
-
-    The order is that in which a run ranks its rows.
-    """
-    feasible = [index for index, result in enumerate(results) if result.feasible]
-    if not feasible:
-        return None
-    return min(
-        feasible,
-        key=lambda index: (
-            -results[index].tokens_per_s_per_device,
-            results[index].ttft_ms or 0.0,
-            results[index].tpot_ms or 0.0,
-            index,
-        ),
-    )
 
 
 def _chunks(times: Replay, records: Mapping[ForwardShapeKey, ForwardLatencyRecord]) -> Columns:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cache import ForwardLatencyRecord, ForwardLatencyTable
 from stages import Candidate, Engine, Parallelism, Workload, evaluate
 from stages.breakdown import bound_shares, breakdown_text, mean_breakdown_text
-from stages.candidate import STOP_REASONS, limit_stop_reason
+from stages.result import STOP_REASONS, limit_stop_reason
 from stages.workload import ChunkPlan
 
 

@@ -14,7 +14,7 @@ from pipeline.findings import (
     with_derived,
     workload_text,
 )
-from stages.candidate import STOP_REASONS
+from stages.result import STOP_REASONS
 from tests.report_runs import frame, row
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cache import ForwardLatencyRecord, ForwardLatencyTable, ForwardShapeKey
 from cache.errors import InvalidValueError
 from stages import CandidateResult, evaluate
-from stages.candidate import limit_stop_reason
+from stages.result import limit_stop_reason
 from stages.search import (
     STRATEGIES,
     BatchRange,

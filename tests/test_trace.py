@@ -11,7 +11,8 @@ from stages.aggregate import aggregate
 from stages.evaluate import replay_plan
 from stages.plan import plan
 from stages.prefetch import prefetch
-from stages.trace import MOST_CHUNKS, MOST_SEGMENTS, Trace, best_index, trace
+from stages.result import best_index
+from stages.trace import MOST_CHUNKS, MOST_SEGMENTS, Trace, trace
 
 
 def forward(key: ForwardShapeKey) -> ForwardLatencyRecord:
