@@ -28,7 +28,7 @@ MEANINGS = {
     "ImageSection.width": "Pixels.",
     "ImageSection.batch_size": "Images per pass; the batch size where it is left out.",
     "KvTransferSection.bandwidth_gb_per_s": "Of the link, 10⁹ bytes per second.",
-    "KvTransferSection.latency_ms": "Of the link, per request.",
+    "KvTransferSection.latency_ms": "Of one transfer, which hands over a whole batch.",
     "KvTransferSection.bytes_per_token": "KV cache of one prompt token.",
     "KvTransferSection.overlapped": "Whether the transfer hides behind prefill.",
     "LengthsSection.bins": "Ranges of prompt lengths and their weights.",
