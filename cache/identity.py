@@ -122,4 +122,4 @@ class TableIdentity:
         return hashlib.sha256(self.canonical.encode()).hexdigest()
 
     def __hash__(self) -> int:
-        return hash(self.canonical)
+        return hash(self.id)
