@@ -19,9 +19,11 @@ from cache.errors import OutputError
 from pipeline.report.flat import report_csv
 from pipeline.report.markdown import report_markdown
 from pipeline.report.page import MOST_ROWS, inline_json, report_page, shown_rows
-from pipeline.saved import FACTS_KEY, SavedRun, read_run, results_file
+from pipeline.saved import FACTS_KEY, MOST_TRACES, SavedRun, best_traces, read_run, results_file
+from stages.candidate import CandidateResult
+from stages.trace import Trace
 from tests.conftest import Shapecast
-from tests.report_runs import SWEEP, row, saved, sweep
+from tests.report_runs import SWEEP, frame, row, saved, sweep
 
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>\"'`${1}`|*_[x](y)"
 
@@ -234,6 +236,40 @@ def test_a_larger_run_shows_the_fronts_and_names_the_parquet_file() -> None:
     assert "The run has 2,500 candidates." in page
     assert "results.parquet" in page.split('id="left-out"')[1].split("</p>")[0]
     assert len(page) < 6_000_000
+
+
+def test_only_the_first_winners_keep_a_trace() -> None:
+    rows = [
+        row(model=f"m{number}", tokens_per_s_per_device=1.0 + number) for number in range(MOST_TRACES + 9)
+    ]
+    rows.append(row(model="m0", feasible=False, stop_reason="ttft_limit", ttft_limit_ms=1.0))
+    plain = CandidateResult(1.0, 1.0, 1.0, 1.0, 1.0, 1, 1, 1, None, None, None)
+    traced = replace(plain, trace=Trace({}, {}, 1))
+    kept = best_traces(frame(*rows), [*([traced] * (len(rows) - 2)), plain, traced])
+    assert [one["row"] for one in kept] == list(range(MOST_TRACES))
+    assert best_traces(frame(*rows), [plain] * len(rows)) == []
+
+
+def test_a_runner_without_memory_parts_and_breakdowns_has_a_page() -> None:
+    parts = ("memory_total_gb", "weight_gb", "kv_cache_gb", "activation_gb", "reserved_gb")
+    shares = ("memory_bound_share", "compute_bound_mma_share", "analytic_share")
+    bare = row(**dict.fromkeys((*parts, *shares)))
+    page = page_of(saved(bare))
+    assert 'class="chart" id="memory"' in page
+    assert 'class="chart" id="bounds"' not in page
+
+
+def test_a_run_that_is_all_out_of_memory_has_no_empty_trade_off() -> None:
+    stopped = {"feasible": False, "stop_reason": "prefill_oom", "stop_shape": "s", "memory_left_gb": -1.0}
+    infinite = {"ttft_ms": float("inf"), "tpot_ms": float("inf"), "tokens_per_s": 0.0}
+    page = page_of(saved(row(**stopped, **infinite, tokens_per_s_per_device=0.0)))
+    assert "trade-off-aggregated" not in page.split("<script")[0]
+    assert "out of memory by 1.00 GiB at the s" in page
+
+
+def test_many_names_are_listed_in_part() -> None:
+    page = page_of(saved(*(row(parallelism=f"TP={number}", tp=number) for number in range(1, 40))))
+    assert "TP=12, and 27 more" in page
 
 
 def test_long_tables_are_cut_and_say_so() -> None:

@@ -100,6 +100,13 @@ def test_each_chart_is_drawn(untouched: Reader, chart: str) -> None:
     assert drawn > 0
 
 
+def test_hovering_over_a_point_tells_its_deployment(reader: Reader) -> None:
+    reader.page.locator("#trade-off-decode .point").first.hover(force=True)
+    text = reader.page.locator("#trade-off-decode .hoverlayer").text_content()
+    for part in ("Qwen/Qwen3-8B", "batch", "4,000 input and 64 output tokens", "TPOT", "GiB left"):
+        assert part in text
+
+
 def test_limits_are_drawn_and_named(reader: Reader) -> None:
     assert "TTFT limit 5,000 ms" in reader.page.locator("#ttft-aggregated").text_content()
     assert reader.page.locator("#ttft-aggregated .shapelayer path").count() == 1

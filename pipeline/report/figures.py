@@ -131,7 +131,8 @@ def trade_off(frame: pd.DataFrame, mode: str, looks: Styles) -> Figure:
             if len(points):
                 shown = bool(is_feasible or not feasible.any())
                 data.append(_cloud(points, axis, look, feasible=is_feasible, in_legend=shown))
-    data.append(_front(rows, mode, axis, more_is_better=more_is_better))
+    if data:
+        data.append(_front(rows, mode, axis, more_is_better=more_is_better))
     unit = "input tokens/s per device" if mode == "prefill" else "tokens/s per device"
     x_title = "TTFT, ms (less is better)" if mode == "prefill" else "tokens/s per user (1000 / TPOT)"
     return {

@@ -15,6 +15,8 @@ from pipeline.saved import SavedRun
 from pipeline.search_summary import missed_sentences
 from stages.candidate import MODES
 
+_MOST_NAMES = 12
+
 
 def asked(run: SavedRun) -> list[tuple[str, str]]:
     """Return what was asked, as pairs of a term and its values."""
@@ -25,15 +27,23 @@ def asked(run: SavedRun) -> list[tuple[str, str]]:
     }
     limit_texts = [f"{name} at most {value:,g} ms" for name, values in limits.items() for value in values]
     return [
-        ("Models", ", ".join(frame["model"].unique())),
-        ("Devices", ", ".join(frame["device"].unique())),
-        ("Workload", "; ".join(with_derived(frame)["workload"].unique())),
+        ("Models", _listed(frame["model"])),
+        ("Devices", _listed(frame["device"])),
+        ("Workload", _listed(with_derived(frame)["workload"], "; ")),
         ("Limits", ", ".join(limit_texts) or "none"),
         ("Modes", ", ".join(mode for mode in MODES if mode in set(frame["mode"]))),
-        ("Deployments", ", ".join(frame["parallelism"].unique())),
+        ("Deployments", _listed(frame["parallelism"])),
         ("Latencies by", ", ".join(f"{runner} runner" for runner in frame["runner"].unique())),
         ("Tried", f"{len(frame):,} candidates, {int(frame['feasible'].sum()):,} of them feasible"),
     ]
+
+
+def _listed(values: pd.Series, separator: str = ", ") -> str:
+    """Return the distinct values, the first of them where they are many."""
+    distinct = list(dict.fromkeys(values))
+    more = len(distinct) - _MOST_NAMES
+    shown = separator.join(distinct[:_MOST_NAMES])
+    return f"{shown}{separator}and {more:,} more" if more > 0 else shown
 
 
 def notes(run: SavedRun) -> list[str]:
