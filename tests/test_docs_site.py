@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import typer.main
 
 from pipeline.cli import app
 from tests.conftest import Shapecast
+from tests.test_execution import cluster  # noqa: F401
 
 ROOT = Path(__file__).parent.parent
 TOOLS = ROOT / "docs" / "tools"
@@ -74,6 +76,18 @@ def test_the_readme_shows_what_the_quickstart_prints(shapecast: Shapecast) -> No
     shown = refresh.BLOCK.search((ROOT / "README.md").read_text(encoding="utf-8"))
     assert shown is not None
     assert shown[2] == refresh.answer(printed), "run python docs/tools/refresh.py"
+
+
+def test_the_cluster_command_runs_as_written(
+    shapecast: Shapecast,
+    tmp_path: Path,
+    cluster: str,  # noqa: F811
+) -> None:
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    page = (ROOT / "docs" / "guides" / "machines.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^shapecast (run .* tcp://.*)$", page, re.M)
+    shapecast(*command.replace("tcp://scheduler:8786", cluster).split())
+    assert (tmp_path / "out" / "cluster" / "report.html").exists()
 
 
 def test_messages_under_troubleshooting_are_in_the_code() -> None:
