@@ -227,15 +227,16 @@ def test_a_session_knows_its_records_before_they_are_published(tmp_path: Path) -
     assert dict(table_at(tmp_path).load()) == expected([1])
 
 
-def test_a_session_publishes_again_what_was_deleted_while_it_ran(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [256, 600])  # One part, and several.
+def test_a_session_publishes_again_what_was_deleted_while_it_ran(tmp_path: Path, count: int) -> None:
     session = TableSession(table_at(tmp_path))
     session.refresh()
-    for number in range(600):
+    for number in range(count):
         session.add(shape(number), record(number), 0.0)
-        if number == 400:
+        if number == (255 if count == 256 else 400):
             shutil.rmtree(tmp_path / IDENTITY.id)
     session.close()
-    assert dict(table_at(tmp_path).load()) == expected(range(600))
+    assert dict(table_at(tmp_path).load()) == expected(range(count))
     assert (tmp_path / IDENTITY.id / "identity.json").exists()
 
 

@@ -21,12 +21,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from cache.identity import TableIdentity
-from cache.schema import StoredRecord
+from cache.schema import StoredRecord, decode_table, records_of
 from cache.shapes import ForwardShapeKey
-from cache.store import ShapeStore
+from cache.store import ShapeStore, part_name
 from pipeline.cli import main
 from pipeline.tables.verify import recomputed_differences
-from tests.conftest import Shapecast
+from tests.conftest import DATA, Shapecast
 from tests.store_cases import IDENTITY, expected, part_paths, record, shape, stored, table_at
 
 OTHER = replace(IDENTITY, parallelism={"tp": 4}, label="another deployment")
@@ -536,6 +536,26 @@ def test_a_newer_schema_is_refused_by_every_command_that_reads(
         done = shapecast(*command, expect=1)
         assert "has schema version 99; this shapecast reads up to 2: upgrade shapecast" in done.stderr
     assert part.exists()
+
+
+def test_a_table_of_an_older_schema_is_read_by_the_commands(shapecast: Shapecast, tables: Path) -> None:
+    """The file was written by a version that knew schema 1 only."""
+    old = DATA / "part_v1.parquet"
+    rows, identity = decode_table(old.read_bytes(), old.name)
+    folder = tables / identity.id
+    folder.mkdir(parents=True)
+    shutil.copy(old, folder / part_name(old.read_bytes()))
+    assert "2 records in 1 files; all right." in shapecast("tables", "verify").stdout
+    assert json.loads(shapecast("tables", "show", identity.id).stdout.partition("\nidentity\n")[2]) == (
+        identity.as_json()
+    )
+    new_key = ForwardShapeKey.of_segments(False, [(300, 812, 1), (512, 512, 3)])
+    ShapeStore(tables).table(identity).append([StoredRecord(new_key, record(1), 1, 1.0)])
+    shapecast("tables", "compact", "--yes")
+    assert set(ShapeStore(tables).open(identity.id).load()) == {
+        *(key for key, _ in records_of(rows)),
+        new_key,
+    }
 
 
 def test_tables_may_be_a_file_url(shapecast: Shapecast, tables: Path) -> None:

@@ -136,6 +136,35 @@ def test_a_frozen_run_that_lacks_a_record_says_which_and_writes_nothing(
     assert sorted(tables.rglob("*")) == before
 
 
+SEARCH = """
+name: search
+runner: {kind: roofline}
+models: [Qwen/Qwen3-8B]
+devices: [H100-SXM-80G]
+modes: [aggregated, decode]
+workloads: [{input_length: 2000, output_length: 64}]
+engine: {max_batched_tokens: 512}
+concurrency: {search: bisect, range: [1, 64]}
+limits: {tpot_ms: 40}
+"""
+
+
+def test_a_plan_follows_searches_as_far_as_records_lead(
+    shapecast: Shapecast, config: Path, tables: Path
+) -> None:
+    config.write_text(SEARCH)
+    before = planned(shapecast, config)
+    assert (before["shapes_known"], before["open_cells"]) == (0, 2)
+    assert ", 2 meet a shape that has no record" in shapecast("plan", config).stdout
+    assert "have no record" in shapecast("run", config, "--frozen", expect=1).stderr
+    assert not tables.exists()
+    ran = numbers(shapecast("run", config).stdout)
+    after = planned(shapecast, config)
+    assert after["shapes_known"] == ran["needed"] == ran["computed"]
+    assert (after["shapes_to_compute_at_most"], after["open_cells"]) == (0, 0)
+    assert numbers(shapecast("run", config, "--frozen").stdout)["computed"] == 0
+
+
 NO_RUNNER = """
 import sys
 sys.modules["stages.runners.roofline"] = None
