@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -257,25 +258,36 @@ def test_an_exhaustive_frontier_says_what_bisection_would_have_missed(
     assert "62.50%" in done.stdout
 
 
-def test_the_shipped_example_shows_what_bisection_misses(shapecast: Shapecast, tmp_path: Path) -> None:
+def documented_example() -> tuple[list[tuple[int, float, float]], str]:
+    """Batch size, TTFT and throughput of the rows in docs/search.md, and what bisection loses there."""
+    page = (DATA.parent.parent / "docs" / "search.md").read_text(encoding="utf-8").replace(",", "")
+    rows = re.findall(r"^\| (\d+) \| (\d+) ms \| (\d+) tokens/s \|", page, re.M)
+    loss = re.search(r"where bisection ends ([\d.]+)% below", page)
+    assert loss is not None
+    return [(int(size), float(ttft_ms), float(rate)) for size, ttft_ms, rate in rows], loss[1]
+
+
+def test_the_shipped_example_shows_what_bisection_misses_as_documented(
+    shapecast: Shapecast, tmp_path: Path
+) -> None:
+    shown, loss = documented_example()
+    (best_size, _, _), (next_size, _, _), (reached, _, _) = shown
     done = shapecast("run", CONFIGS_DIR / "bisection_misses.yaml", "--out", "out")
-    assert "Bisection would have missed 9.61% of 6,364 tokens/s" in done.stdout
+    assert f"Bisection would have missed {loss}% of " in done.stdout
+    assert f"batch {best_size} is best, it ended on batch {reached}." in done.stdout
+
     rows = pd.read_parquet(tmp_path / "out" / "results.parquet").set_index("batch_size")
     best = rows[rows["bisection_loss"].notna()].iloc[0]
-    assert best.name == 125
-    assert best["bisection_batch_size"] == 163
+    assert (best.name, next_size) == (best_size, best_size + 1)
+    assert best["bisection_batch_size"] == reached
     assert best["tokens_per_s"] == rows[rows["feasible"]]["tokens_per_s"].max()
-    # The figures of docs/search.md.
-    for size, ttft_ms, tokens_per_s in ((125, 5442, 6364), (126, 5583, 5232), (163, 9968, 5752)):
+    for size, ttft_ms, tokens_per_s in shown:
         assert rows.loc[size, "ttft_ms"] == pytest.approx(ttft_ms, abs=1)
         assert rows.loc[size, "tokens_per_s"] == pytest.approx(tokens_per_s, abs=1)
-    path = run(
-        shapecast,
-        tmp_path,
-        **yaml.safe_load((CONFIGS_DIR / "bisection_misses.yaml").read_text())
-        | {"concurrency": {"search": "exponential"}},
-    )
-    assert path[path["feasible"]].sort_values("tokens_per_s")["batch_size"].iloc[-1] == 163
+
+    example = yaml.safe_load((CONFIGS_DIR / "bisection_misses.yaml").read_text(encoding="utf-8"))
+    path = run(shapecast, tmp_path, **example | {"concurrency": {"search": "exponential"}})
+    assert path[path["feasible"]].sort_values("tokens_per_s")["batch_size"].iloc[-1] == reached
 
 
 @pytest.mark.parametrize(
