@@ -13,6 +13,7 @@ ENTRY_POINT_GROUP = "shapecast.runners"
 
 _BUILT_IN = {
     "aiconfigurator": "stages.runners.aiconfigurator_spec:AIConfiguratorOptions",
+    "msmodeling": "stages.runners.msmodeling_spec:MsModelingOptions",
     "recorded": "stages.runners.recorded_spec:RecordedOptions",
     "roofline": "stages.runners.roofline_spec:RooflineOptions",
 }
