@@ -1,8 +1,8 @@
 """Does the msmodeling runner give the figures of the reference, and what does a cold shape cost?
 
 Computes every record of tests/data/reference_records.parquet again and compares: latency and breakdown,
-relative; memory parts in GiB. Activation memory is reported and does not count: the recorded figures depend on
-which shapes the recording process had computed before (docs/runners.md). Needs msmodeling
+relative; memory parts in GiB. Activation memory is reported and does not count: the recorded figures depend
+on which shapes the recording process had computed before (docs/runners.md). Needs msmodeling
 (SHAPECAST_MSMODELING names its folder); about three minutes on two cores.
 
     python benchmarks/reproduce_reference_records.py [identity ...]
@@ -31,9 +31,9 @@ MEMORY_TOLERANCE_GB = 0.01
 
 
 HEADER = (
-    "identity | records | worst relative error of latency and breakdown | worst difference of total, weight, KV "
-    "and reserved, GiB | activation: worst difference GiB, within 0.01 | out of memory alike | seconds per shape: "
-    "first, median, max"
+    "identity | records | worst relative error of latency and breakdown | worst difference of total, weight, "
+    "KV and reserved, GiB | activation: worst difference GiB, within 0.01 | out of memory alike | "
+    "seconds per shape: first, median, max"
 )
 
 

@@ -249,6 +249,12 @@ class TestRefusals:
         with pytest.raises(ConfigError, match=message):
             spec(**fields)
 
+    def test_include_tables_that_git_lfs_has_not_fetched(self, spec: Spec, tmp_path: Path) -> None:
+        database = make_database(tmp_path / "data" / "measured")
+        (database / "MatMul.csv").write_text("version https://git-lfs.github.com/spec/v1\n", encoding="utf-8")
+        with pytest.raises(ConfigError, match=r"MatMul\.csv is a Git LFS pointer and no table; run `git lfs"):
+            spec(performance_model="profiling", profiling_database=str(database))
+
     def test_name_the_environment_variable_that_is_wrong(
         self, spec: Spec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:

@@ -36,6 +36,7 @@ _MARKER = Path(PACKAGE) / "core" / "model_runner.py"
 _DATABASES = f"{PACKAGE}/performance_model/profiling_database/data/"
 _SOURCE_SUFFIXES = (".py", ".json", ".yaml", ".yml")
 _VALIDATOR = Path(PACKAGE) / "core" / "model_source_security.py"
+_LFS_POINTER = b"version https://git-lfs"
 _MODEL_CONFIGS = Path("tests") / "assets" / "model_config"
 
 
@@ -94,12 +95,30 @@ def source_digest(root: Path) -> str:
 
 @cache
 def database_digest(database: Path) -> str:
-    """Return the SHA-256 over a folder of measured operators and the communication folder it refers to."""
+    """Return the SHA-256 over a folder of measured operators and the communication folder it refers to.
+
+    Raises
+    ------
+    ConfigError
+        When the folder has no op_mapping.yaml, or Git LFS has not fetched its tables: msmodeling would take
+        computed costs for all of them without a word.
+    """
     files = [(file.relative_to(database).as_posix(), file) for file in _files(database)]
     other = _communication_folder(database)
     if other is not None:
         files += [(f"communication/{file.relative_to(other).as_posix()}", file) for file in _files(other)]
+    for name, file in files:
+        if file.suffix == ".csv" and _starts_with(file, _LFS_POINTER):
+            raise ConfigError(
+                f"runner.profiling_database is {database}, where {name} is a Git LFS pointer and no table; "
+                "run `git lfs pull` in the checkout."
+            )
     return _digest_files(files)
+
+
+def _starts_with(file: Path, start: bytes) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(len(start)) == start
 
 
 def _communication_folder(database: Path) -> Path | None:
