@@ -59,6 +59,8 @@ def spec(checkout: Path) -> Spec:
             fields.pop("parallelism", Parallelism(tp=2)),
             fields.pop("num_mtp_tokens", 0),
             fields.pop("base_dir", checkout.parent),
+            fields.pop("draft_kind", None),
+            fields.pop("draft_block_size", 0),
         )
         pins = Pins(**{**PINNED, **fields.pop("pins", {})})
         return MsModelingOptions(**{"path": "msmodeling", "pins": pins, **fields}).spec(deployment)
@@ -138,7 +140,7 @@ class TestIdentity:
     def test_is_frozen(self, spec: Spec) -> None:
         # Digests of records that people keep: a change here orphans them, so it must be meant.
         assert spec(pins={"source": "0" * 64}).identity().id == (
-            "7bb0e846f928164741061a0c88d54e7c07a11ada5b4013429afba986c4e5dba6"
+            "0c567c2c91143d06b7dcaa7ff6603c3b978795bf53a2fd5b9fe5397ba2af0b5a"
         )
 
     @pytest.mark.parametrize(
@@ -149,6 +151,8 @@ class TestIdentity:
             {"parallelism": Parallelism(tp=2, ep=2)},
             {"parallelism": Parallelism(tp=2, pp=2)},
             {"num_mtp_tokens": 1},
+            {"draft_kind": "dflash", "draft_block_size": 4},
+            {"num_draft_layers": 2},
             {"pins": {"source": "0" * 64}},
             {"pins": {"torch": "2.9.1"}},
             {"pins": {"transformers": "5.13.0"}},
@@ -201,6 +205,18 @@ class TestIdentity:
         assert first != spec(profiling_database=str(three / "data"), **profiling).identity()
         assert first.packages["scipy"] == "1.15.0"
 
+    def test_holds_kind_block_and_config_of_a_draft_model(self, spec: Spec, tmp_path: Path) -> None:
+        config = tmp_path / "draft.json"
+        config.write_text('{"num_hidden_layers": 2}', encoding="utf-8")
+        draft = {"draft_kind": "dflash", "draft_block_size": 4}
+        plain = spec(**draft).identity()
+        own = spec(**draft, draft_model_config_path="draft.json").identity()
+        dspark = spec(draft_kind="dspark", draft_block_size=4).identity()
+        longer = spec(draft_kind="dflash", draft_block_size=8).identity()
+        assert len({plain, own, dspark, longer}) == 4
+        config.write_text('{"num_hidden_layers": 3}', encoding="utf-8")
+        assert spec(**draft, draft_model_config_path="draft.json").identity() != own
+
     def test_needs_neither_msmodeling_nor_torch(self, checkout: Path) -> None:
         model = checkout / "tests" / "assets" / "model_config" / "tiny"
         code = f"""
@@ -238,6 +254,14 @@ class TestRefusals:
             ({"parallelism": Parallelism(pp=5)}, "pp is 5, but tiny has 4 layers"),
             ({"dcp_size": 4}, r"runner\.dcp_size is 4, which does not divide tp \(2\)"),
             ({"mlp_tp_size": 3}, r"runner\.mlp_tp_size is 3, which does not divide tp \* dp \(2\)"),
+            (
+                {"draft_kind": "dflash", "draft_block_size": 1},
+                r"speculation\.block_size is 1, .* give 2 or more",
+            ),
+            (
+                {"draft_kind": "dspark", "draft_block_size": 8, "draft_model_config_path": "gone.json"},
+                r"draft_model_config_path is .*gone\.json, which is no file",
+            ),
             ({"performance_model": "profiling"}, r"needs runner\.profiling_database"),
             (
                 {"performance_model": "profiling", "profiling_database": "nowhere"},
@@ -389,6 +413,13 @@ class TestRunner:
         assert {name: got[name] for name in expected} == expected
         assert got["model_id"].endswith("tiny")
         assert not {"path", "pins", "kind", "compile"} & set(got)
+
+    def test_counts_the_tokens_of_a_draft_block_as_msmodeling_does(self, spec: Spec) -> None:
+        runner = spec(draft_kind="dflash", draft_block_size=8, dspark_markov_rank=0, pins=HERE).build()
+        runner.forward(PREFILL)
+        got = engine_of(runner).user_input
+        assert (got.speculative_method, got.num_speculative_tokens) == ("dflash", 7)
+        assert (got.draft_model_config_path, got.dspark_markov_rank) == (None, 0)
 
     def test_imports_and_builds_once_and_only_for_a_shape(self, spec: Spec) -> None:
         runner = spec(pins=HERE).build()

@@ -131,6 +131,20 @@ def test_compiled_graphs_are_faster_and_do_not_depend_on_order() -> None:
     assert there[0].latency_ms < forward(keys[0]).latency_ms
 
 
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_a_draft_model_adds_to_weights_and_latency(kind: str) -> None:
+    model, key = "qwen3_dense_32b", ForwardShapeKey(True, 4, 8, 1000)
+    deployment = Deployment(
+        model, "TEST_DEVICE", Parallelism(tp=8), draft_kind=kind, draft_block_size=key.query_len
+    )
+    drafted = MsModelingOptions().spec(deployment).build().forward(key)
+    plain = forward(key, model=model, parallelism=Parallelism(tp=8))
+    assert drafted.latency_ms > plain.latency_ms
+    assert drafted.memory is not None
+    assert plain.memory is not None
+    assert drafted.memory.weight_gb > plain.memory.weight_gb
+
+
 def test_pipeline_stages_answer_with_bound_types_alone() -> None:
     record = forward(ForwardShapeKey(False, 1, 16, 16), parallelism=Parallelism(pp=2))
     assert list(record.breakdowns) == ["analytic_OpBound"]

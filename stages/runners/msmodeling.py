@@ -18,7 +18,7 @@ from stages.runners.msmodeling_spec import MsModelingOptions, MsModelingSpec
 _LOCK = threading.RLock()
 """msmodeling keeps settings and registries per process, so one forward pass runs at a time."""
 
-_NOT_PASSED_ON = ("kind", "path", "pins", "compile", "profiling_database")
+_NOT_PASSED_ON = ("kind", "path", "pins", "compile", "profiling_database", "draft_model_config_path")
 _COMPILE_FLAGS = (
     "enable_multistream",
     "enable_sequence_parallel",
@@ -124,25 +124,29 @@ class MsModelingRunner:
         RunnerError
             When msmodeling cannot be imported, is not the one of the identity, or fails.
         """
-        with _LOCK, quiet():
+        with _LOCK:
             if self._engine is None:
-                self._engine = self._build()
-                self._weight_gb = self._engine.model_weight_size_gb
-            try:
-                return self._run(key)
-            except RunnerError:
-                raise
-            except Exception as error:
-                raise RunnerError(
-                    f"msmodeling fails for a {key} of {self._what}: {reason(error)}."
-                ) from error
+                with quiet():
+                    import_msmodeling(check_machine(self._spec))
+                # Libraries set the level of their loggers when they are imported, hence twice.
+                with quiet():
+                    self._engine = self._build()
+                    self._weight_gb = self._engine.model_weight_size_gb
+            with quiet():
+                try:
+                    return self._run(key)
+                except RunnerError:
+                    raise
+                except Exception as error:
+                    raise RunnerError(
+                        f"msmodeling fails for a {key} of {self._what}: {reason(error)}."
+                    ) from error
 
     @property
     def _what(self) -> str:
         return f"{self._spec.model} on {self._spec.device} with {self._spec.parallelism}"
 
     def _build(self) -> Any:
-        import_msmodeling(check_machine(self._spec))
         options = self._spec.options
         if options.compile:
             torch = importlib.import_module("torch")
@@ -229,6 +233,10 @@ def _user_input(spec: MsModelingSpec) -> Any:
         moe_tp_size=sizes.moe_tp,
         moe_dp_size=sizes.moe_dp,
         num_mtp_tokens=spec.num_mtp_tokens,
+        speculative_method=spec.draft_kind,
+        # msmodeling counts the tokens besides the one that a step yields anyway.
+        num_speculative_tokens=max(spec.draft_block_size - 1, 0),
+        draft_model_config_path=None if spec.draft_config is None else str(spec.draft_config),
         do_compile=spec.options.compile,
         # Sequence parallel passes rewrite graphs of fixed sizes only.
         dynamic_shapes=not spec.options.enable_sequence_parallel,

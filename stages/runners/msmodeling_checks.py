@@ -62,6 +62,41 @@ def find_model_folder(deployment: Deployment, root: Path | None) -> Path:
     return folder
 
 
+def check_draft(kind: str | None, block_size: int, config: str | None, base_dir: Path) -> Path | None:
+    """Return the file of a draft model's config, or None when msmodeling's own is used or there is no draft.
+
+    Parameters
+    ----------
+    kind, block_size
+        Method and tokens per block of the draft model.
+    config : str or None
+        Another config.json for it.
+    base_dir : Path
+        What a relative `config` is relative to.
+
+    Raises
+    ------
+    ConfigError
+        When the block is too short, or the file is missing.
+    """
+    if kind is None:
+        return None
+    if block_size < 2:
+        raise ConfigError(
+            f"speculation.block_size is {block_size}, but a draft model of msmodeling adds at least one "
+            "token to that of the target; give 2 or more."
+        )
+    if config is None:
+        return None
+    path = (base_dir / Path(config).expanduser()).resolve()
+    if not path.is_file():
+        raise ConfigError(
+            f"runner.draft_model_config_path is {path}, which is no file; give the config.json of a draft "
+            "model."
+        )
+    return path
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """Return the content of a model's config.json.
 

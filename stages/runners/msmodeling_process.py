@@ -44,6 +44,9 @@ def check_machine(spec: MsModelingSpec) -> Path:
     if spec.database is not None and spec.database_digest is not None:
         here["measured operators"] = source.database_digest(spec.database)
         wanted["measured operators"] = spec.database_digest
+    if spec.draft_config is not None and spec.draft_digest is not None:
+        here["draft model config"] = source.file_digest(spec.draft_config)
+        wanted["draft model config"] = spec.draft_digest
     for name, version in spec.packages:
         here[name], wanted[name] = package_version(name) or "missing", version
     for name, value in wanted.items():
@@ -119,4 +122,6 @@ def quiet() -> Iterator[None]:
             yield
         finally:
             for name, level in levels.items():
-                logging.getLogger(name).setLevel(level)
+                # A library that was imported meanwhile has set its own level; that one is to stay.
+                if logging.getLogger(name).level == logging.CRITICAL:
+                    logging.getLogger(name).setLevel(level)

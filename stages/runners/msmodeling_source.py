@@ -152,10 +152,14 @@ def _files(folder: Path) -> Iterator[Path]:
 def _digest_files(files: Iterable[tuple[str, Path]]) -> str:
     digest = hashlib.sha256()
     for name, file in files:
-        content = hashlib.sha256(file.read_bytes().replace(b"\r\n", b"\n")).hexdigest()
         # Both parts have a fixed end, so no two lists of files read alike.
-        digest.update(f"{name}\0{content}\n".encode())
+        digest.update(f"{name}\0{file_digest(file)}\n".encode())
     return digest.hexdigest()
+
+
+def file_digest(file: Path) -> str:
+    """Return the SHA-256 of a text file, newlines normalised."""
+    return hashlib.sha256(file.read_bytes().replace(b"\r\n", b"\n")).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from stages.runners.base import Deployment, ModelRunner, RunnerOptions, RunnerSp
 from stages.runners.model_config import find_model_config, known_model_names
 from stages.runners.msmodeling_checks import (
     check_device,
+    check_draft,
     check_parallelism,
     find_model_folder,
     read_config,
@@ -48,7 +49,15 @@ _QUANTIZATION = (
     "quantize_attention_action",
     "mxfp4_group_size",
 )
-_NOT_SETTINGS = ("kind", "path", "pins", "reserved_memory_gb", "profiling_database", *_QUANTIZATION)
+_NOT_SETTINGS = (
+    "kind",
+    "path",
+    "pins",
+    "reserved_memory_gb",
+    "profiling_database",
+    "draft_model_config_path",
+    *_QUANTIZATION,
+)
 _GROUP_SIZES = ("o_proj_tp_size", "mlp_tp_size", "lmhead_tp_size", "vision_tp_size")
 
 
@@ -99,6 +108,12 @@ class MsModelingOptions(RunnerOptions):
         Decode context parallel size; divides tp.
     compile : bool
         Whether the graph is compiled and fused before it is estimated: seconds per shape, and other figures.
+    num_draft_layers : int
+        Layers of a draft model (`engine.speculation`); 0 takes those of its config.
+    draft_model_config_path : str or None
+        Another draft model's config.json, relative to the config file; None takes msmodeling's own.
+    dspark_markov_rank, dspark_markov_head
+        The Markov head of a dspark draft model; rank 0 has none.
     performance_model : "analytic" or "profiling"
         Computed operator costs, or measured ones with computed ones where the measurements have gaps.
     profiling_database : str or None
@@ -140,6 +155,11 @@ class MsModelingOptions(RunnerOptions):
     num_hidden_layers_override: int = Field(default=0, ge=0)
     disable_repetition: bool = False
 
+    num_draft_layers: int = Field(default=0, ge=0)
+    draft_model_config_path: str | None = None
+    dspark_markov_rank: int = Field(default=256, ge=0)
+    dspark_markov_head: Literal["vanilla", "gated", "rnn"] = "vanilla"
+
     performance_model: Literal["analytic", "profiling"] = "analytic"
     profiling_database: str | None = None
     disable_profiling_interpolation: bool = False
@@ -169,6 +189,12 @@ class MsModelingOptions(RunnerOptions):
         check_parallelism(
             deployment.model, read_config(folder), deployment.parallelism, group_sizes, self.dcp_size
         )
+        draft = check_draft(
+            deployment.draft_kind,
+            deployment.draft_block_size,
+            self.draft_model_config_path,
+            deployment.base_dir,
+        )
         database = self._database(deployment.base_dir)
         return MsModelingSpec(
             model=deployment.model,
@@ -176,12 +202,16 @@ class MsModelingOptions(RunnerOptions):
             device=deployment.device,
             parallelism=deployment.parallelism,
             num_mtp_tokens=deployment.num_mtp_tokens,
+            draft_kind=deployment.draft_kind,
+            draft_block_size=deployment.draft_block_size,
             options=self,
             root=root,
             database=database,
+            draft_config=draft,
             source_digest=self.pins.source or source.source_digest(_found(root)),
             model_digest=source.model_digest(folder),
             database_digest=self._database_digest(database),
+            draft_digest=None if draft is None else source.file_digest(draft),
             packages=tuple(self._packages().items()),
         )
 
@@ -257,9 +287,11 @@ class MsModelingSpec(RunnerSpec):
         The folder with the model's config.json.
     parallelism, num_mtp_tokens, options
         How the model is spread, speculative tokens, and the options of the sweep.
-    root, database : Path or None
-        Checkout and measured operators on this machine.
-    source_digest, model_digest, database_digest : str
+    draft_kind, draft_block_size
+        Method and tokens per block of a draft model; None and 0 without one.
+    root, database, draft_config : Path or None
+        Checkout, measured operators and draft model config on this machine.
+    source_digest, model_digest, database_digest, draft_digest : str or None
         Digests of the files that answers come from.
     packages : tuple of (name, version)
         Packages whose code can change an answer.
@@ -270,12 +302,16 @@ class MsModelingSpec(RunnerSpec):
     device: str
     parallelism: Parallelism
     num_mtp_tokens: int
+    draft_kind: str | None
+    draft_block_size: int
     options: MsModelingOptions
     root: Path | None = field(compare=False)
     database: Path | None = field(compare=False)
+    draft_config: Path | None = field(compare=False)
     source_digest: str
     model_digest: str
     database_digest: str | None
+    draft_digest: str | None
     packages: tuple[tuple[str, str], ...]
 
     def identity(self) -> TableIdentity:
@@ -295,7 +331,13 @@ class MsModelingSpec(RunnerSpec):
             parallelism=self.parallelism.as_json(),
             num_mtp_tokens=self.num_mtp_tokens,
             reserved_memory_gb=self.options.reserved_memory_gb,
-            settings={**settings, "profiling_database": self.database_digest},
+            settings={
+                **settings,
+                "profiling_database": self.database_digest,
+                "draft_kind": self.draft_kind,
+                "draft_block_size": self.draft_block_size,
+                "draft_model_config": self.draft_digest,
+            },
             packages=dict(self.packages),
             label=f"{self.model} on {self.device}, {self.parallelism} | {options['quantize_linear_action']}",
         )
