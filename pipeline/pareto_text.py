@@ -28,21 +28,23 @@ def pareto_chart(frame: pd.DataFrame, width: int) -> list[str]:
         return []
     axis, more_is_better = trade_off_axis(mode)
     rows = with_derived(frame)
-    points = rows.iloc[pareto_front(rows, mode)]
-    points = points[
-        (points[axis] > 0) & (points[axis] < math.inf) & (points["tokens_per_s_per_device"] < math.inf)
-    ]
+    front = pareto_front(rows, mode)
+    others = rows[(rows["mode"] == mode) & rows["feasible"] & ~rows["row"].isin(front)]
+    points, others = (_drawable(part, axis) for part in (rows.iloc[front], others))
     if len(points) < 2:
         return []
     names = _names(points)
     marks = {name: _MARKS[place % len(_MARKS)] for place, name in enumerate(dict.fromkeys(names))}
-    xs = [math.log10(value) for value in points[axis]]
-    ys = [float(value) for value in points["tokens_per_s_per_device"]]
-    grid = _grid(xs, ys, [marks[name] for name in names], width - _LEFT - 2)
+    shown = pd.concat([others, points])  # The front is drawn last, on top.
+    xs = [math.log10(value) for value in shown[axis]]
+    ys = [float(value) for value in shown["tokens_per_s_per_device"]]
+    grid = _grid(xs, ys, [*("." * len(others)), *(marks[name] for name in names)], width - _LEFT - 2)
     unit = "tokens/s per user" if more_is_better else "TTFT, ms"
     low, high = (format_number(10**value) for value in (min(xs), max(xs)))
     gap = max(width - _LEFT - 2 - len(low) - len(high) - len(unit), 2)
-    legend = ", ".join(f"{mark} {name}" for name, mark in marks.items())
+    legend = ", ".join(
+        [*(f"{mark} {name}" for name, mark in marks.items()), *([". others"] * bool(len(others)))]
+    )
     return [
         f"Pareto front, {mode}: tokens/s per device upwards",
         *textwrap.wrap(legend, width),
@@ -50,6 +52,12 @@ def pareto_chart(frame: pd.DataFrame, width: int) -> list[str]:
         " " * (_LEFT + 1) + low + " " * (gap // 2) + unit + " " * (gap - gap // 2) + high,
         "",
     ]
+
+
+def _drawable(rows: pd.DataFrame, axis: str) -> pd.DataFrame:
+    """Return the rows that have a place on the axes."""
+    finite = (rows[axis] < math.inf) & (rows["tokens_per_s_per_device"] < math.inf)
+    return rows[(rows[axis] > 0) & finite]
 
 
 def _names(points: pd.DataFrame) -> list[str]:

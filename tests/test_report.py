@@ -20,7 +20,7 @@ from pipeline.report.flat import report_csv
 from pipeline.report.markdown import report_markdown
 from pipeline.report.page import MOST_ROWS, inline_json, report_page, shown_rows
 from pipeline.saved import FACTS_KEY, MOST_TRACES, SavedRun, best_traces, read_run, results_file
-from stages.candidate import CandidateResult
+from stages.result import CandidateResult
 from stages.trace import Trace
 from tests.conftest import Shapecast
 from tests.report_runs import SWEEP, frame, row, saved, sweep

@@ -107,6 +107,20 @@ def test_hovering_over_a_point_tells_its_deployment(reader: Reader) -> None:
         assert part in text
 
 
+def test_no_button_sends_a_chart_anywhere(reader: Reader) -> None:
+    titles = reader.page.eval_on_selector_all(".modebar-btn", "all => all.map(one => one.dataset.title)")
+    assert set(titles) == {"Download plot as a PNG", "Zoom", "Pan", "Zoom in", "Zoom out", "Reset axes"}
+
+
+def test_a_chart_can_be_kept_as_a_picture(reader: Reader, tmp_path: Path) -> None:
+    reader.page.locator("#trade-off-decode").hover()
+    with reader.page.expect_download() as download:
+        reader.page.locator("#trade-off-decode .modebar-btn").first.click()
+    download.value.save_as(tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+    assert reader.messages == []
+
+
 def test_limits_are_drawn_and_named(reader: Reader) -> None:
     assert "TTFT limit 5,000 ms" in reader.page.locator("#ttft-aggregated").text_content()
     assert reader.page.locator("#ttft-aggregated .shapelayer path").count() == 1

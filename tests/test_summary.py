@@ -84,7 +84,8 @@ def test_the_text_chart_marks_the_front_at_its_ends() -> None:
     assert sum(line.count("o") for line in grid) == 2
     assert sum(line.count("x") for line in grid) == 1
     assert lines[0] == "Pareto front, aggregated: tokens/s per device upwards"
-    assert lines[1] == "o a, x b"
+    assert sum(line.count(".") for line in grid) == 1
+    assert lines[1] == "o a, x b, . others"
 
 
 def test_one_point_makes_no_chart() -> None:

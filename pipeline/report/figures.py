@@ -66,6 +66,7 @@ def layout(x_title: str, y_title: str, **more: Any) -> Figure:
         "margin": {"l": 56, "r": 16, "t": 16, "b": 48},
         "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0, "traceorder": "normal"},
         "hovermode": "closest",
+        "hoverlabel": {"align": "left"},
         "height": 420,
         "font": {"family": "system-ui, sans-serif", "size": 13},
     }

@@ -4,7 +4,9 @@
   const rows = data.rows;
   const count = rows.row.length;
   const placeOf = new Map(rows.row.map((row, place) => [row, place]));
-  const options = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"] };
+  // Named one by one: the default buttons include one that uploads the chart.
+  const buttons = ["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"];
+  const options = { responsive: true, displaylogo: false, modeBarButtons: [buttons], plotlyServerURL: "" };
   const kept = new Array(count).fill(true);
 
   const valueAt = (name, place) => {
