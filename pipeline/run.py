@@ -8,7 +8,7 @@ import os
 import platform
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -149,7 +149,7 @@ def run_sweep(loaded: LoadedConfig, options: RunOptions, console: Console) -> Sw
         if ratio is not None:
             files[RATIO_NAME] = ratio_file(frame, ratio.total_devices)
         files[REPORT_NAME] = report_page(SavedRun(frame, facts))
-        summary = _counts(counts)
+        summary = _counts(facts.tables, counts)
         files[MANIFEST_NAME] = manifest_file(facts, _manifest_counts(cells, frame, summary), files)
         folder.write(files)
         _log.info(
@@ -238,9 +238,9 @@ def _tables(cells: Sequence[Cell], counts: Sequence[PrefetchCounts]) -> list[dic
     ]
 
 
-def _counts(counts: Sequence[PrefetchCounts]) -> RunCounts:
+def _counts(tables: Sequence[Mapping[str, Any]], counts: Sequence[PrefetchCounts]) -> RunCounts:
     return RunCounts(
-        needed=len(frozenset().union(*(one.digests for one in counts))),
+        needed=sum(table["records"] for table in tables),
         computed=sum(one.computed for one in counts),
         stopped=sum(one.stopped for one in counts),
     )
