@@ -29,7 +29,9 @@ class Cell:
     ----------
     index : int
         Place in the expansion, from 0.
-    runner, model, device : str
+    runner : str
+        The runner's title, which no other runner of the sweep has.
+    model, device : str
         As the config names them.
     spec : RunnerSpec
         How shapes are computed.
@@ -123,6 +125,7 @@ def expand(loaded: LoadedConfig) -> list[Cell]:
     points = [point for point in grid if _has_half_size(loaded, point[3], point[2])]
     _check_halves(loaded, points)
     cells: list[Cell] = []
+    titles = _titles(loaded.runners)
     for index, options in enumerate(loaded.runners):
         specs = _Specs(loaded, index, options)
         for model, device, parallelism, mode, workload in points:
@@ -133,7 +136,7 @@ def expand(loaded: LoadedConfig) -> list[Cell]:
                 cells.append(
                     Cell(
                         len(cells),
-                        options.kind,
+                        titles[index],
                         model,
                         device,
                         *found,
@@ -150,6 +153,15 @@ def expand(loaded: LoadedConfig) -> list[Cell]:
                 )
         specs.check_some_are_left()
     return cells
+
+
+def _titles(runners: Sequence[RunnerOptions]) -> list[str]:
+    """Return what rows call each runner; those with one title are numbered."""
+    titles = [options.title for options in runners]
+    return [
+        title if titles.count(title) == 1 else f"{title} #{titles[: index + 1].count(title)}"
+        for index, title in enumerate(titles)
+    ]
 
 
 class _Specs:

@@ -120,6 +120,11 @@ class AIConfiguratorOptions(RunnerOptions):
     reserved_memory_gb: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     package_version: str | None = None
 
+    @property
+    def title(self) -> str:
+        """The engine is what a comparison is about."""
+        return self.name or f"{self.kind} {self.backend}"
+
     def spec(self, deployment: Deployment) -> AIConfiguratorSpec:
         """Return the spec of one deployment; see `RunnerOptions.spec`."""
         package, release = self._package()

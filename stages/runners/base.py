@@ -13,9 +13,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Annotated, ClassVar, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from cache.identity import TableIdentity
 from cache.shapes import ForwardLatencyRecord, ForwardShapeKey
@@ -82,9 +82,16 @@ class RunnerOptions(BaseModel, ABC):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     kind: str
+    name: Annotated[str, Field(min_length=1)] | None = None
+    """What rows and reports call the runner, e.g. to tell two of one kind apart; no part of the identity."""
 
     needs_model: ClassVar[bool] = True
     needs_device: ClassVar[bool] = True
+
+    @property
+    def title(self) -> str:
+        """What rows and reports call the runner."""
+        return self.name or self.kind
 
     @abstractmethod
     def spec(self, deployment: Deployment) -> RunnerSpec:

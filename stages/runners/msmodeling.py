@@ -18,7 +18,7 @@ from stages.runners.msmodeling_spec import MsModelingOptions, MsModelingSpec
 _LOCK = threading.RLock()
 """msmodeling keeps settings and registries per process, so one forward pass runs at a time."""
 
-_NOT_PASSED_ON = ("kind", "path", "pins", "compile", "profiling_database", "draft_model_config_path")
+_NOT_PASSED_ON = ("kind", "name", "path", "pins", "compile", "profiling_database", "draft_model_config_path")
 _COMPILE_FLAGS = (
     "enable_multistream",
     "enable_sequence_parallel",

@@ -51,6 +51,7 @@ _QUANTIZATION = (
 )
 _NOT_SETTINGS = (
     "kind",
+    "name",
     "path",
     "pins",
     "reserved_memory_gb",
