@@ -73,8 +73,8 @@ def require_sent(places: Places) -> None:
     except (UnreachableError, ReadOnlyError) as error:
         spool = spool_of(store)
         raise StoreError(
-            f"{error} {unsent_records(store):,} new records are kept in {spool.root if spool else ''}; the "
-            f"next run with --tables {shown_url(places.tables)} sends them."
+            f"{error} The results are written; {unsent_records(store):,} new records are kept in "
+            f"{spool.root if spool else ''}; the next run with --tables {shown_url(places.tables)} sends them."
         ) from None
 
 

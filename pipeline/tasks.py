@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from cache.errors import StoreError
 from cache.identity import TableIdentity
 from cache.memo import Memo, source_digest
 from cache.session import TableSession
 from cache.shapes import ForwardLatencyRecord, ForwardShapeKey
-from cache.spool import spool_of
+from cache.spool import spool_of, upload
 from cache.store import ShapeStore
 from cache.table import ForwardLatencyTable
 from stages.aggregate import aggregate
@@ -285,6 +287,9 @@ def _session(tables: str, identity: TableIdentity) -> TableSession:
             store = ShapeStore(tables)
             spool = spool_of(store)
             unsent = None if spool is None else spool.table(identity)
+            if unsent is not None:
+                with suppress(StoreError):  # A worker elsewhere has a spool of its own.
+                    upload(store)
             _sessions[name] = TableSession(store.table(identity), unsent)
         return _sessions[name]
 

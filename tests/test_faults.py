@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -83,7 +84,8 @@ def test_a_file_is_on_disk_before_it_has_its_name_and_its_name_before_publish_re
 
     def noted_fsync(descriptor: int) -> None:
         fsync(descriptor)
-        events.append("sync folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "sync file")  # noqa: PTH112
+        what = "folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file"
+        events.append(f"sync {what}, readers see {[path.name for path in tmp_path.glob('[!.]*')]}")
 
     def noted_replace(self: Path, target: Path) -> Path:
         events.append(f"name {Path(target).name}")
@@ -92,7 +94,7 @@ def test_a_file_is_on_disk_before_it_has_its_name_and_its_name_before_publish_re
     monkeypatch.setattr(os, "fsync", noted_fsync)
     monkeypatch.setattr(Path, "replace", noted_replace)
     LocalFolder(tmp_path).publish("a", b"content")
-    assert events == ["sync file", "name a", "sync folder"]
+    assert events == ["sync file, readers see []", "name a", "sync folder, readers see ['a']"]
 
 
 def test_ctrl_c_keeps_what_was_computed(runs: SlowRuns) -> None:

@@ -33,7 +33,8 @@ def verify_table(table: StoredTable, recompute: int, specs: Specs) -> tuple[str,
     """
     found = table.examine()
     problems = list(found.problems)
-    facts = f"{sum(part.table.num_rows for part in found.parts):,} records in {len(found.parts):,} files"
+    files = f"{len(found.parts):,} file{'' if len(found.parts) == 1 else 's'}"
+    facts = f"{sum(part.table.num_rows for part in found.parts):,} records in {files}"
     if found.quarantined:
         facts += f", {len(found.quarantined)} set aside earlier"
     try:
