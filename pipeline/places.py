@@ -74,7 +74,8 @@ def require_sent(places: Places) -> None:
         spool = spool_of(store)
         raise StoreError(
             f"{error} The results are written; {unsent_records(store):,} new records are kept in "
-            f"{spool.root if spool else ''}; the next run with --tables {shown_url(places.tables)} sends them."
+            f"{spool.root if spool else ''}; the next run with --tables {shown_url(places.tables)} sends "
+            "them."
         ) from None
 
 
