@@ -66,6 +66,7 @@ def report_page(run: SavedRun) -> bytes:
             left_out=len(frame) - len(rows),
             results_name=RESULTS_NAME,
             style=asset("page.css"),
+            plotly_license=asset("plotly-basic.LICENSE"),
             scripts=scripts,
             script_hashes=[script_hash(script) for script in scripts],
             data=inline_json(page_data),
