@@ -126,7 +126,8 @@ def _first_places(column: pd.Series, values: pd.Series) -> list[int]:
 def best_overall(best: pd.DataFrame) -> pd.DataFrame:
     """Return the best of `winners` per model and workload: aggregated if any is, else of each half."""
     modes = ["aggregated"] if (best["mode"] == "aggregated").any() else list(best["mode"].unique())
-    return best[best["mode"].isin(modes)].drop_duplicates(["mode", "model", "workload_number"])
+    rows = best[best["mode"].isin(modes)].sort_values("rank", kind="stable")
+    return rows.drop_duplicates(["mode", "model", "workload_number"]).sort_index()
 
 
 def answer(best: pd.DataFrame) -> list[tuple[str, str, str]]:
@@ -134,10 +135,11 @@ def answer(best: pd.DataFrame) -> list[tuple[str, str, str]]:
 
     `best` is what `winners` returns.
     """
+    several_runners = best["runner"].nunique() > 1
     return [
         (
             f"Best {row['mode']} deployment of {row['model']} for {workload_text(row)}",
-            deployment_text(row),
+            deployment_text(row) + (f", by the {row['runner']} runner" if several_runners else ""),
             figures_text(row),
         )
         for row in best_overall(best).to_dict("records")

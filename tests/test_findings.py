@@ -72,6 +72,12 @@ def test_the_answer_is_per_model_and_prefers_aggregated() -> None:
     ]
 
 
+def test_the_answer_names_the_runner_where_there_are_several() -> None:
+    rows = frame(point(5, 10), point(5, 20, runner="measured"))
+    ((_, deployment, _),) = answer(winners(rows))
+    assert deployment.endswith(", by the measured runner")
+
+
 def test_a_stop_names_the_first_load_that_does_not_fit_and_the_largest_that_does() -> None:
     rows = frame(
         row(batch_size=4, feasible=False, stop_reason="ttft_limit", ttft_limit_ms=8.0),
