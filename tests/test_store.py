@@ -227,6 +227,13 @@ def test_a_session_knows_its_records_before_they_are_published(tmp_path: Path) -
     assert dict(table_at(tmp_path).load()) == expected([1])
 
 
+def test_what_a_task_computes_is_published_when_it_ends(tmp_path: Path) -> None:
+    session = TableSession(table_at(tmp_path))
+    with session.writing():
+        session.add(shape(1), record(1), 0.0)
+    assert dict(table_at(tmp_path).load()) == expected([1])
+
+
 @pytest.mark.parametrize("count", [256, 600])  # One part, and several.
 def test_a_session_publishes_again_what_was_deleted_while_it_ran(tmp_path: Path, count: int) -> None:
     session = TableSession(table_at(tmp_path))
