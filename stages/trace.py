@@ -33,7 +33,8 @@ class Trace:
     chunks : mapping of str to list
         One entry per prefill chunk, in order of context: `seq_len` (tokens after the pass), `query_len`,
         `requests`, `latency_ms`, and `<bound type>_ms` where the runner tells. Of several passes of one
-        chunk the one with the most time stands for it. Evenly thinned to `MOST_CHUNKS`.
+        chunk the one with the most time stands for it. Evenly thinned to `MOST_CHUNKS`; empty where steps
+        mix prompts of several lengths.
     segments : mapping of str to list
         The schedule in order of time: `start_ms`, `end_ms`, `steps`, and per step the requests in its
         prefill and decode pass, `prefill_requests` and `decode_requests`. A segment is a run of equal steps,
@@ -72,6 +73,9 @@ def trace(plan: Plan, times: Replay, records: Mapping[ForwardShapeKey, ForwardLa
 
 
 def _chunks(times: Replay, records: Mapping[ForwardShapeKey, ForwardLatencyRecord]) -> Columns:
+    if any(key.segments is not None for key in times.used):
+        # Steps that mix prompts of several lengths have no one context that grows.
+        return {"seq_len": [], "query_len": [], "requests": [], "latency_ms": []}
     longest: dict[int, tuple[float, ForwardShapeKey]] = {}
     for key, time_ms in zip(times.used, times.key_ms, strict=True):
         if not key.is_decode and longest.get(key.seq_len, (-1.0,))[0] < time_ms:

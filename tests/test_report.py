@@ -16,9 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from cache.errors import OutputError
+from pipeline.findings import winners
 from pipeline.report.flat import report_csv
 from pipeline.report.markdown import report_markdown
 from pipeline.report.page import MOST_ROWS, inline_json, report_page, shown_rows
+from pipeline.report.part_figures import short_label
 from pipeline.saved import FACTS_KEY, MOST_TRACES, SavedRun, best_traces, read_run, results_file
 from stages.result import CandidateResult
 from stages.trace import Trace
@@ -228,7 +230,7 @@ def test_a_larger_run_shows_the_fronts_and_names_the_parquet_file() -> None:
     page = report_page(run).decode()
     shown = shown_rows(run.frame)
     assert len(shown) <= MOST_ROWS
-    from pipeline.findings import pareto_front, winners
+    from pipeline.findings import pareto_front
 
     assert set(pareto_front(run.frame, "aggregated")) <= set(shown["row"])
     assert set(winners(run.frame)["row"]) <= set(shown["row"])
@@ -265,6 +267,20 @@ def test_a_run_that_is_all_out_of_memory_has_no_empty_trade_off() -> None:
     page = page_of(saved(row(**stopped, **infinite, tokens_per_s_per_device=0.0)))
     assert "trade-off-aggregated" not in page.split("<script")[0]
     assert "out of memory by 1.00 GiB at the s" in page
+
+
+def test_bars_name_workloads_in_short_where_that_tells_them_apart() -> None:
+    rows = [row(), row(output_length=20), row(prefix_cache_hit_rate=0.5)]
+    best = winners(frame(*rows))
+    labels = [short_label(one, best) for one in best.to_dict("records")]
+    assert labels == [
+        "d · 100/10 · aggregated",
+        "d · 100/20 · aggregated",
+        "d · 100/10, 50% cached · aggregated",
+    ]
+    best = winners(frame(row(), row(input_length_bins="0-200: 100%")))
+    labels = [short_label(one, best) for one in best.to_dict("records")]
+    assert labels[1] == "d · 100 (mean of 0-200: 100%) input and 10 output tokens · aggregated"
 
 
 def test_many_names_are_listed_in_part() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.report.page import report_page
-from tests.report_runs import SWEEP, sweep
+from tests.report_runs import SWEEP, row, saved, sweep
 from tests.test_report import hostile_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
@@ -241,6 +241,28 @@ def test_the_page_is_never_wider_than_the_window(browser: Any, report: Path, wid
         ".chart .main-svg", "all => all.map(s => s.getBoundingClientRect().right)"
     )
     assert max(charts) <= width
+    reader.close()
+
+
+LONG = "an-organisation/a-model-with-a-rather-long-name-of-seventy-characters-in-all-70B"
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_long_names_and_workloads_fit_the_window_too(browser: Any, tmp_path: Path, width: int) -> None:
+    bins = "100-1000: 75%, 1000-9000: 25%"
+    rows = [
+        row(model=model, device=f"{LONG}-{device}", batch_size=size, input_length_bins=lengths)
+        for model in (LONG, f"{LONG}-Instruct")
+        for device in ("a", "b")
+        for size in (1, 2)
+        for lengths in (bins, None)
+    ]
+    path = tmp_path / "report.html"
+    path.write_bytes(report_page(saved(*rows)))
+    reader = Reader(browser, path, viewport={"width": width, "height": 800})
+    assert reader.page.evaluate("document.documentElement.scrollWidth") <= width
+    assert reader.page.evaluate("document.getElementById('memory')._fullLayout._size.w") > width / 4
+    assert reader.messages == []
     reader.close()
 
 

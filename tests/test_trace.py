@@ -9,6 +9,7 @@ from cache import ForwardLatencyRecord, ForwardLatencyTable, ForwardShapeKey
 from stages import Candidate, Engine, Parallelism, Workload
 from stages.aggregate import aggregate
 from stages.evaluate import replay_plan
+from stages.lengths import LengthBin, LengthDistribution
 from stages.plan import plan
 from stages.prefetch import prefetch
 from stages.result import best_index
@@ -79,6 +80,13 @@ def test_long_schedules_are_thinned_but_keep_their_ends_and_totals() -> None:
     steps = np.array(found.segments["steps"])
     decoded = np.dot(steps, found.segments["decode_requests"])
     assert decoded == pytest.approx(600 * 1999, rel=1e-4)
+
+
+def test_steps_that_mix_lengths_have_a_schedule_but_no_chunks() -> None:
+    bins = LengthDistribution((LengthBin(100, 200, 1.0), LengthBin(400, 600, 1.0)))
+    found, _, end_ms = traced(workload=Workload.of_lengths(bins, output_length=20))
+    assert found.chunks["seq_len"] == []
+    assert found.segments["end_ms"][-1] == pytest.approx(end_ms, rel=1e-5)
 
 
 def test_an_out_of_memory_schedule_is_traced_up_to_it() -> None:

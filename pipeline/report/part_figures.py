@@ -44,8 +44,19 @@ def short_label(row: Mapping[Any, Any], frame: pd.DataFrame) -> str:
     parts = [row["device"]]
     if frame["model"].nunique() > 1:
         parts.append(short_names(frame["model"])[row["model"]])
-    parts += [row[name] for name in ("runner", "workload") if frame[name].nunique() > 1]
+    if frame["runner"].nunique() > 1:
+        parts.append(row["runner"])
+    if frame["workload"].nunique() > 1:
+        parts.append(_short_workload(row, frame))
     return " · ".join([*map(str, parts), str(row["mode"])])
+
+
+def _short_workload(row: Mapping[Any, Any], frame: pd.DataFrame) -> str:
+    """Return a workload as input/output tokens, or in full where that does not tell all apart."""
+    lengths = frame["input_length"].astype(str) + "/" + frame["output_length"].astype(str)
+    short = lengths + [f", {100 * rate:g}% cached" if rate else "" for rate in frame["prefix_cache_hit_rate"]]
+    apart = short.nunique() == frame["workload"].nunique()
+    return str(short[frame["workload"] == row["workload"]].iloc[0]) if apart else str(row["workload"])
 
 
 def memory(best: pd.DataFrame) -> Figure:

@@ -70,6 +70,14 @@
 
   const narrow = () => window.innerWidth < 640;
 
+  // Long labels would leave no room for the bars.
+  const wrapped = (label, width) => label.split(/(?<=[-/ ])/).reduce((lines, part) => {
+    const last = lines[lines.length - 1];
+    if (last && last.length + part.length <= width) lines[lines.length - 1] = last + part;
+    else lines.push(part);
+    return lines;
+  }, []).join("<br>");
+
   const draw = (id, figure) => {
     const element = document.getElementById(id);
     if (!element) return;
@@ -79,9 +87,11 @@
       layout.font.size = 11;
       layout.margin = { ...layout.margin, l: 44, r: 8 };
     }
-    if (narrow() && layout.yaxis.type === "category") {
-      layout.height *= 1.7;
-      figure = { ...figure, data: figure.data.map((bar) => ({ ...bar, y: bar.y.map((label) => label.replaceAll(" · ", "<br>")) })) };
+    if (layout.yaxis.type === "category") {
+      const labels = (bar) => bar.y.map((label) => wrapped(label, narrow() ? 18 : 46));
+      figure = { ...figure, data: figure.data.map((bar) => ({ ...bar, y: labels(bar) })) };
+      const lines = figure.data[0].y.map((label) => label.split("<br>").length);
+      layout.height = 130 + lines.length * Math.max(26, 10 + 15 * Math.max(...lines));
     }
     Plotly.react(element, filtered(figure), layout, options);
     if (!element.dataset.drawn) {
