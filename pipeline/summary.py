@@ -36,6 +36,12 @@ _NUMBERS = ("ttft_ms", "tpot_ms", "tokens_per_s", "tokens_per_s_per_device", "me
 _SHORT_HEADINGS = {"tokens_per_s_per_device": "/device", "memory_left_gb": "GiB left"}
 
 
+_LEGEND = (
+    "TTFT: time to the first token. TPOT: time per further token. batch: requests per replica. "
+    "budget: tokens per step of a replica. ratio: prefill instances per decode instance."
+)
+
+
 def print_summary(run: SweepRun, console: Console) -> None:
     """Print what a run found."""
     frame = with_derived(run.frame)
@@ -57,6 +63,7 @@ def print_summary(run: SweepRun, console: Console) -> None:
         for line in pareto_chart(frame, _WIDTH):
             console.print(escape(line), soft_wrap=True)
         print_missed(frame, console)
+    console.print(_LEGEND, style="dim")
     counts = run.counts
     console.print(
         f"Shapes: {counts.needed:,} needed, {counts.reused:,} reused, {counts.computed:,} computed; "
@@ -67,16 +74,11 @@ def print_summary(run: SweepRun, console: Console) -> None:
 
 
 def _print_mode(mode: str, rows: pd.DataFrame, frame: pd.DataFrame, console: Console) -> None:
-    if mode == "decode":
-        rows = _distinct(rows)
-    title = f"{mode}: the best {min(_TOP, len(rows))} of {len(rows)} feasible"
-    console.print(_deployments(title, rows.head(_TOP), frame, ranks=True))
-
-
-def _distinct(rows: pd.DataFrame) -> pd.DataFrame:
-    """Decode ignores max_batched_tokens, so rows that differ only in it are one."""
-    kept = rows.drop_duplicates(["runner", "model", "device", "parallelism", "batch_size", *WORKLOAD_COLUMNS])
-    return kept.assign(rank=range(1, len(kept) + 1))
+    """Print the best deployments of a mode, each with its best load; `rank` is that among all rows."""
+    deployments = rows.drop_duplicates(["runner", "model", "device", "parallelism", *WORKLOAD_COLUMNS])
+    shown = deployments.head(_TOP)
+    title = f"{mode}: the best {len(shown)} of {len(deployments)} deployments, {len(rows)} feasible rows"
+    console.print(_deployments(title, shown, frame, ranks=True))
 
 
 def _print_devices(best: pd.DataFrame, frame: pd.DataFrame, console: Console) -> None:
