@@ -41,6 +41,7 @@ def main() -> None:
     """Run the sweep once, then time the plan of the same sweep."""
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
+        os.environ["XDG_CACHE_HOME"] = str(base / "user-cache")  # No plans of earlier times.
         config = base / "thousand.yaml"
         config.write_text(SWEEP.format(models=", ".join(ten_models(base))))
         command = [sys.executable, "-m", "pipeline.cli"]

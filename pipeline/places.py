@@ -30,7 +30,10 @@ from pipeline.tasks import Places
 
 
 def places_for(tables: str | None) -> Places:
-    """Return where records and memoized results are kept; the latter always on this machine.
+    """Return where records and memoized results are kept.
+
+    The latter are pickles, which run code when they are loaded, while tables are made to be shared. So they
+    are always in the user's own cache folder.
 
     Parameters
     ----------
@@ -40,8 +43,7 @@ def places_for(tables: str | None) -> Places:
     root = tables or default_tables_root()
     named = bool(tables or os.environ.get(TABLES_VARIABLE))
     if named and "://" not in root:
-        folder = Path(root).absolute()  # Workers of a cluster may have another working directory.
-        return Places(str(folder), folder / "memo")
+        root = str(Path(root).absolute())  # Workers of a cluster may have another working directory.
     return Places(root, user_cache_dir() / "memo")
 
 

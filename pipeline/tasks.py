@@ -52,7 +52,7 @@ class Places:
     tables : str
         Root of the shape store, a path or URL.
     memo : Path or None
-        Folder of memoized stage results.
+        Folder of memoized stage results; never one that others can write to.
     """
 
     tables: str
@@ -136,7 +136,8 @@ def plan_task(candidates: Sequence[Candidate], places: Places) -> list[Plan]:
     steps = sum(_literal_steps(candidate) for candidate in candidates)
     if steps < MEMOIZE_FROM_STEPS or not _memoizable(candidates):
         return _plan_all(candidates)
-    return _memo(places.memo).call(_plan_all, tuple(candidates))
+    check = _list_check(Plan, len(candidates))
+    return _memo(places.memo).call(_plan_all, tuple(candidates), check=check)
 
 
 def dedupe_task(plans: Sequence[Plan]) -> tuple[ForwardShapeKey, ...]:
@@ -217,7 +218,10 @@ def replay_task(
     runs = sum(len(one.schedule.run_steps) for one in plans)
     if runs < MEMOIZE_FROM_RUNS or not _memoizable(candidates):
         return _replay_all(candidates, plans, prefetched.records)
-    return _memo(places.memo).call(_replay_all, tuple(candidates), list(plans), prefetched.records)
+    check = _list_check(Replay, len(candidates))
+    return _memo(places.memo).call(
+        _replay_all, tuple(candidates), list(plans), prefetched.records, check=check
+    )
 
 
 def aggregate_task(
@@ -261,6 +265,13 @@ def _plan_all(candidates: Sequence[Candidate]) -> list[Plan]:
 
 def _replay_all(candidates: Sequence[Candidate], plans: Sequence[Plan], records: Records) -> list[Replay]:
     return [replay_plan(candidate, one, records) for candidate, one in zip(candidates, plans, strict=True)]
+
+
+def _list_check(kind: type, count: int) -> Callable[[Any], bool]:
+    """Return what tells a list of `count` objects of one type from anything else."""
+    return lambda found: (
+        isinstance(found, list) and len(found) == count and all(isinstance(one, kind) for one in found)
+    )
 
 
 def _memoizable(candidates: Sequence[Candidate]) -> bool:

@@ -30,6 +30,11 @@ def tables(tmp_path: Path) -> Path:
     return tmp_path / "tables"
 
 
+def own_places(folder: Path, tables: Path) -> dict[str, str]:
+    """Return the environment that keeps a command away from the tables and the cache of the user."""
+    return {"SHAPECAST_TABLES": str(tables), "XDG_CACHE_HOME": str(folder / "user-cache")}
+
+
 @pytest.fixture
 def shapecast(tmp_path: Path, tables: Path) -> Shapecast:
     """Run the installed command in an empty folder, with tables of its own."""
@@ -39,7 +44,7 @@ def shapecast(tmp_path: Path, tables: Path) -> Shapecast:
         done = subprocess.run(
             command,
             cwd=tmp_path,
-            env={**os.environ, "SHAPECAST_TABLES": str(tables), **environment},
+            env={**os.environ, **own_places(tmp_path, tables), **environment},
             capture_output=True,
             text=True,
             timeout=120,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli import main
-from tests.conftest import Shapecast
+from tests.conftest import Shapecast, own_places
 
 
 def command_here(folder: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> Shapecast:
@@ -29,7 +29,7 @@ def command_here(folder: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) ->
         ):
             warnings.simplefilter("default")
             patch.setattr(sys, "argv", command)
-            for name, value in {"SHAPECAST_TABLES": str(tables), **environment}.items():
+            for name, value in {**own_places(folder, tables), **environment}.items():
                 patch.setenv(name, value)
             try:
                 main()

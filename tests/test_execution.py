@@ -12,9 +12,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import joblib
 import pytest
 
 from cache.memo import Memo
+from cache.store import StoreWarning
 from pipeline.cells import expand
 from pipeline.config import load_config
 from pipeline.execute import compute
@@ -23,7 +25,7 @@ from pipeline.places import places_for
 from pipeline.tasks import MEMOIZE_FROM_STEPS, Watch, plan_task, start_run
 from stages import Candidate, Engine, Parallelism, Workload
 from stages.plan import plan
-from tests.conftest import Shapecast
+from tests.conftest import Shapecast, own_places
 from tests.test_end_to_end import SWEEP, digests, shapes_line
 
 SLOW_RUNNER = """
@@ -80,7 +82,7 @@ def test_an_interrupted_run_keeps_its_records_and_the_next_one_continues(
     process = subprocess.Popen(
         command,
         cwd=tmp_path,
-        env={**os.environ, "SHAPECAST_TABLES": str(tables), **slow_runner},
+        env={**os.environ, **own_places(tmp_path, tables), **slow_runner},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -168,12 +170,18 @@ def literal_candidate() -> Candidate:
     return Candidate("aggregated", Workload(40, 200), Engine(4), Parallelism(), batch_size=400)
 
 
-def test_expensive_plans_are_loaded_the_second_time(tmp_path: Path) -> None:
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
+    return tmp_path / "user-cache" / "shapecast"
+
+
+def test_expensive_plans_are_loaded_the_second_time(tmp_path: Path, own_cache: Path) -> None:
     candidates = (literal_candidate(),)
-    places = places_for(str(tmp_path))
+    places = places_for(str(tmp_path / "tables"))
     first = plan_task(candidates, places)
     assert len(first[0].schedule.run_steps)
-    stored = list(tmp_path.rglob("output.pkl"))
+    stored = list(own_cache.rglob("output.pkl"))
     assert len(stored) == 1
     before = stored[0].stat().st_mtime_ns
     second = plan_task(candidates, places)
@@ -181,6 +189,39 @@ def test_expensive_plans_are_loaded_the_second_time(tmp_path: Path) -> None:
     assert second[0].keys == first[0].keys == plan(candidates[0]).keys
     assert second[0].schedule.run_steps.tolist() == first[0].schedule.run_steps.tolist()
     assert candidates[0].concurrency * candidates[0].workload.output_length / 4 >= MEMOIZE_FROM_STEPS
+
+
+@pytest.mark.parametrize("variable", [None, "SHAPECAST_TABLES"])
+def test_no_pickle_is_kept_or_loaded_beside_shared_tables(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None
+) -> None:
+    tables = tmp_path / "shared"
+    if variable:
+        monkeypatch.setenv(variable, str(tables))
+    places = places_for(None if variable else str(tables))
+    assert places.tables == str(tables)
+    plan_task((literal_candidate(),), places)
+    assert not tables.exists()
+    assert (own_cache / "memo").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_memo_that_others_can_write_to_is_not_used(tmp_path: Path) -> None:
+    folder = tmp_path / "memo"
+    folder.mkdir()
+    folder.chmod(0o770)
+    with pytest.warns(StoreWarning, match="Others may write to .*memo"):
+        memo = Memo(folder, "a" * 64)
+    assert memo.call(plan, literal_candidate()).rule == "mixed_steps"
+    assert not list(folder.iterdir())
+
+
+def test_what_cannot_be_the_plans_is_not_taken_from_the_memo(tmp_path: Path, own_cache: Path) -> None:
+    candidates, places = (literal_candidate(),), places_for(str(tmp_path / "tables"))
+    first = plan_task(candidates, places)
+    (stored,) = own_cache.rglob("output.pkl")
+    for wrong in ([], ["text"], "text", first * 2):
+        joblib.dump(wrong, stored)
+        assert plan_task(candidates, places)[0].keys == first[0].keys
 
 
 def test_the_memo_is_keyed_by_arguments_and_by_the_version_of_the_code(tmp_path: Path) -> None:

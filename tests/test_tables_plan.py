@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Shapecast
+from tests.conftest import Shapecast, own_places
 
 SWEEP = """
 name: small
@@ -178,7 +178,7 @@ def test_a_frozen_run_works_with_no_runner_installed(
 ) -> None:
     shapecast("run", config, "--out", "a")
     command = [sys.executable, "-c", NO_RUNNER, "run", str(config), "--out", "b"]
-    environment = {**os.environ, "SHAPECAST_TABLES": str(tables)}
+    environment = {**os.environ, **own_places(tmp_path, tables)}
     frozen = subprocess.run(
         [*command, "--frozen"], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
     )
