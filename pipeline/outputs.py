@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import platform
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,11 @@ from cache.errors import OutputError
 from cache.identity import content_digest
 from pipeline.rows import BEST_COLUMNS, ranked
 from pipeline.saved import RESULTS_NAME, RunFacts
+
+try:
+    import fcntl
+except ImportError:  # Windows; two different runs that end at the same moment may both pass there.
+    fcntl = None  # type: ignore[assignment]
 
 BEST_NAME = "best.csv"
 RATIO_NAME = "ratio.csv"
@@ -51,8 +58,10 @@ class OutputFolder:
 
     def __init__(self, path: Path, run_digest: str, *, force: bool) -> None:
         self.path = path
+        self._run_digest = run_digest
+        self._force = force
         if not force:
-            self._refuse_other_content(run_digest)
+            self._refuse_other_content()
         try:
             path.mkdir(parents=True, exist_ok=True)
             probe = path / f".{uuid.uuid4().hex}.tmp"
@@ -63,24 +72,34 @@ class OutputFolder:
                 f"The output folder {path} cannot be written ({error.strerror}); choose another with --out."
             ) from error
 
-    def _refuse_other_content(self, run_digest: str) -> None:
+    def _refuse_other_content(self) -> None:
         if self.path.exists() and not self.path.is_dir():
             raise OutputError(f"The output folder {self.path} is a file; choose another with --out.")
-        manifest = self.path / MANIFEST_NAME
-        if manifest.exists():
-            if _read_run_digest(manifest) != run_digest:
-                raise OutputError(
-                    f"The output folder {self.path} already holds a different run; "
-                    "choose another with --out, or replace it with --force."
-                )
-        elif self.path.is_dir() and any(entry.name != LOG_NAME for entry in self.path.iterdir()):
+        if (self.path / MANIFEST_NAME).exists():
+            self._refuse_other_run()
+        elif self.path.is_dir() and not all(_left_by_a_run(entry.name) for entry in self.path.iterdir()):
             raise OutputError(
                 f"The folder {self.path} is not empty and holds no run; "
                 "choose another with --out, or write into it with --force."
             )
 
+    def _refuse_other_run(self) -> None:
+        manifest = self.path / MANIFEST_NAME
+        if manifest.exists() and _read_run_digest(manifest) != self._run_digest:
+            raise OutputError(
+                f"The output folder {self.path} already holds a different run; "
+                "choose another with --out, or replace it with --force."
+            )
+
     def write(self, files: Mapping[str, bytes]) -> None:
-        """Write the run's files; each appears whole, and the manifest last."""
+        """Write the run's files; each appears whole, and the manifest last.
+
+        Raises
+        ------
+        OutputError
+            When they cannot be written, or a different run has come into the folder since this one began,
+            and `force` was not given.
+        """
         order = sorted(files, key=lambda name: (name == MANIFEST_NAME, name))
         temporary = {name: self.path / f".{name}.{uuid.uuid4().hex}.tmp" for name in order}
         try:
@@ -89,17 +108,48 @@ class OutputFolder:
                     file.write(files[name])
                     file.flush()
                     os.fsync(file.fileno())
-            for name in order:
-                temporary[name].replace(self.path / name)
-            if RATIO_NAME not in files:  # A replaced run may have left one.
-                (self.path / RATIO_NAME).unlink(missing_ok=True)
+            with _locked(self.path):
+                if not self._force:
+                    self._refuse_other_run()
+                for name in order:
+                    temporary[name].replace(self.path / name)
+                if RATIO_NAME not in files:  # A replaced run may have left one.
+                    (self.path / RATIO_NAME).unlink(missing_ok=True)
         except OSError as error:
-            for path in temporary.values():
-                path.unlink(missing_ok=True)
             raise OutputError(
                 f"The outputs cannot be written to {self.path} ({error.strerror}); the records are kept: "
-                "make room or choose another folder with --out, and run again."
+                f"{_advice(error)}, or choose another with --out, and run again."
             ) from error
+        finally:
+            for path in temporary.values():
+                with suppress(OSError):  # The folder may be gone, or be a file by now.
+                    path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Let runs that publish into one folder do so one after the other, where the system can."""
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # Some file systems have no locks.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _advice(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "make room in the folder"
+    return "see that it is a folder that can be written and stays"
+
+
+def _left_by_a_run(name: str) -> bool:
+    """Whether a run that was killed can have left a file of this name."""
+    return name == LOG_NAME or (name.startswith(".") and name.endswith(".tmp"))
 
 
 def _read_run_digest(manifest: Path) -> str | None:

@@ -42,6 +42,7 @@ from pipeline.progress import RunProgress
 from pipeline.ratio_mode import ratio_file
 from pipeline.report.page import report_page
 from pipeline.rows import result_rows
+from pipeline.run_log import RunLog
 from pipeline.saved import RESULTS_NAME, RunFacts, SavedRun, best_traces, results_file
 from pipeline.survey import refuse_missing, survey
 from pipeline.tasks import Places, PrefetchCounts, Watch, open_session, start_run
@@ -138,7 +139,7 @@ def run_sweep(loaded: LoadedConfig, options: RunOptions, console: Console) -> Sw
         send_unsent(places)
     _open_tables(cells, places)
     folder = OutputFolder(options.out, run, force=options.force)
-    with _LogTo(options.out / LOG_NAME):
+    with RunLog(options.out / LOG_NAME):
         evaluated, counts = _execute(cells, options, places, watch, console)
         ratio = loaded.config.ratio
         table = result_rows(cells, evaluated)
@@ -254,22 +255,3 @@ def _manifest_counts(cells: Sequence[Cell], frame: pd.DataFrame, counts: RunCoun
         "out_of_memory": int(frame["stop_reason"].isin(["prefill_oom", "decode_oom"]).sum()),
         "shapes": counts.needed,
     }
-
-
-class _LogTo:
-    """Append the run's log lines, with their times, to a file while the run goes on."""
-
-    def __init__(self, path: Path) -> None:
-        self._handler = logging.FileHandler(path, encoding="utf-8")
-        self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-
-    def __enter__(self) -> None:
-        self._level = _log.level
-        _log.setLevel(logging.INFO)
-        _log.propagate = False
-        _log.addHandler(self._handler)
-
-    def __exit__(self, *exception: object) -> None:
-        _log.removeHandler(self._handler)
-        _log.setLevel(self._level)
-        self._handler.close()
