@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cache.checks import check_values
 from cache.errors import StoreError, UsageError
 from cache.identity import TableIdentity
 from cache.schema import COLUMNS, SCHEMA, check_schema_version, decode_table, encode_table, written_form
@@ -63,7 +64,8 @@ def decode_file(path: Path) -> tuple[pa.Table, TableIdentity]:
     SchemaError
         When a newer shapecast wrote it.
     StoreError
-        When it cannot be read, is no table, or its content does not have the digest that it names.
+        When it cannot be read, is no table, its content does not have the digest that it names, or a
+        value in it cannot be.
     """
     try:
         data = path.read_bytes()
@@ -82,6 +84,7 @@ def decode_file(path: Path) -> tuple[pa.Table, TableIdentity]:
             f"The content of {path} does not have the digest that it names ({digest[:12] or 'none'}); it was "
             "changed or damaged on its way: get an unchanged copy."
         )
+    check_values(table, str(path))
     return table, identity
 
 

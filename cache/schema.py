@@ -164,6 +164,7 @@ def decode_table(data: bytes, source: str) -> tuple[pa.Table, TableIdentity]:
         # Not pa.table, which imports pandas to see whether it was given a data frame.
         columns = [table[name].cast(SCHEMA.field(name).type) for name in COLUMNS]
         table = pa.Table.from_arrays(columns, schema=SCHEMA)
+        table.validate(full=True)  # Texts may not be UTF-8.
     except (ValueError, TypeError, KeyError, pa.ArrowException) as error:
         raise StoreError(f"{source} does not have shapecast's columns ({_first_line(error)}).") from error
     return table, identity

@@ -19,6 +19,7 @@ from pathlib import Path
 import platformdirs
 import pyarrow as pa
 
+from cache.checks import check_values
 from cache.errors import SchemaError, StoreError
 from cache.folder import Folder, LocalFolder, ReadOnlyError
 from cache.identity import TableIdentity
@@ -213,7 +214,7 @@ class StoredTable:
         Raises
         ------
         StoreError
-            When its bytes, columns or identity are not what its place and name promise.
+            When its bytes, columns or identity are not what its place and name promise, or a value cannot be.
         """
         data = self.folder.read(name)
         source = self._source(name)
@@ -223,7 +224,8 @@ class StoredTable:
                 f"{source} is not named by the digest of its content; it was changed or renamed."
             )
         if identity.id != self.identity.id:
-            raise StoreError(f"{source} belongs to the table {identity.id}.")
+            raise StoreError(f"{source} belongs to the table {short_id(identity.id)}.")
+        check_values(table, source)
         return table
 
     def append(self, rows: list[StoredRecord]) -> str:
@@ -274,6 +276,11 @@ class StoredTable:
         except ReadOnlyError:
             done = "it is ignored"
         warnings.warn(f"{error} So {done}, and its shapes count as unknown.", StoreWarning, stacklevel=4)
+
+
+def short_id(table_id: str) -> str:
+    """Return as much of a table's id as people need."""
+    return table_id[:12]
 
 
 def part_name(data: bytes) -> str:
