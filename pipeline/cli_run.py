@@ -52,9 +52,9 @@ def run_and_print(loaded: LoadedConfig, options: RunOptions, *, as_json: bool = 
     """Run a sweep, and print its summary, as JSON if asked, or, when quiet, its folder."""
     try:
         run = run_sweep(loaded, options, console(stderr=True))
-    except StoppedError:
-        print_error(StoppedError("interrupted; computed records are kept, so the same command continues."))
-        raise typer.Exit(130) from None
+    except StoppedError as stopped:
+        print_error(stopped)
+        raise typer.Exit(stopped.exit_code) from None
     if options.quiet:
         typer.echo(str(run.out))
     elif as_json:

@@ -64,7 +64,7 @@ def compute_on_cluster(
         while pending:
             if watch.stop.is_set():
                 client.cancel(list(pending))
-                raise StoppedError("interrupted")
+                raise StoppedError
             try:
                 finished, pending = distributed.wait(
                     pending, timeout=_LOOK_UP_S, return_when="FIRST_COMPLETED"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing.util
-import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
@@ -20,7 +18,8 @@ from dask.delayed import Delayed
 
 from cache.errors import ShapecastError
 from pipeline.cluster import SCHEMES, compute_on_cluster
-from pipeline.tasks import Watch, close_sessions, start_run
+from pipeline.tasks import StoppedError, Watch, close_sessions
+from pipeline.workers import process_pool
 
 # The functions themselves: by name, Dask would import `distributed` wherever it is installed.
 _GETS = {
@@ -78,7 +77,11 @@ def compute(
         After Ctrl-C, when the running tasks have published their records.
     """
     try:
-        with _Events(started, done), _executor(scheduler, jobs) as pool, _gentle_interrupt(watch, pool):
+        with (
+            _Events(started, done),
+            _executor(scheduler, jobs) as (pool, stop_processes),
+            _gentle_interrupt(watch, stop_processes),
+        ):
             results: Sequence[tuple[Any, Any]]
             if scheduler.startswith(SCHEMES):
                 results = compute_on_cluster(wanted, scheduler, watch, done)
@@ -86,60 +89,55 @@ def compute(
                 results = dask_compute(  # type: ignore[no-untyped-call]
                     *wanted, scheduler=_GETS[scheduler], pool=pool, num_workers=jobs, optimize_graph=False
                 )
-    except BaseException:
+    except BaseException as error:
         with suppress(ShapecastError):  # The first error says why; this one would only repeat it.
             close_sessions()
+        if watch.stop.is_set() and not isinstance(original_error(error), ShapecastError):
+            # Whatever a pool says that ends early, it was asked to.
+            raise StoppedError(watch.stop_signal) from None
         raise
     close_sessions()
     return results
 
 
 @contextmanager
-def _executor(scheduler: str, jobs: int) -> Iterator[Executor | None]:
-    """Give the pool that Dask runs on; at the end, also after an error, wait until its tasks have ended."""
-    if scheduler not in ("threads", "processes"):
-        yield None
-        return
-    pool: Executor
-    if scheduler == "threads":
-        pool = ThreadPoolExecutor(jobs, "shapecast")
+def _executor(scheduler: str, jobs: int) -> Iterator[tuple[Executor | None, Callable[[], None]]]:
+    """Give the pool that Dask runs on, and what stops its processes.
+
+    At the end, also after an error, wait until its tasks have ended.
+    """
+    if scheduler == "processes":
+        with process_pool(jobs) as (processes, stop):
+            yield processes, stop
+    elif scheduler == "threads":
+        with ThreadPoolExecutor(jobs, "shapecast") as threads:
+            try:
+                yield threads, lambda: None
+            finally:
+                threads.shutdown(wait=True, cancel_futures=True)
     else:
-        # Fork would copy locks that other threads hold.
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(jobs, context, initializer=_start_worker)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _start_worker() -> None:
-    """In a worker process, let Ctrl-C stop before the next shape, and end when the parent has died."""
-    watch = Watch()
-    signal.signal(signal.SIGINT, lambda *_: watch.stop.set())
-    start_run(watch)
-    multiprocessing.util.Finalize(None, _end_worker, exitpriority=1)
-
-
-def _end_worker() -> None:
-    with suppress(Exception):  # A worker that ends has nobody to tell.
-        close_sessions()
+        yield None, lambda: None
 
 
 @contextmanager
-def _gentle_interrupt(watch: Watch, pool: Executor | None) -> Iterator[None]:
-    """Let the first Ctrl-C (or SIGTERM) stop the tasks before their next shape; the second is immediate."""
+def _gentle_interrupt(watch: Watch, stop_processes: Callable[[], None]) -> Iterator[None]:
+    """Let the first Ctrl-C (or SIGTERM) stop the tasks before their next shape; a second ends the wait."""
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        if watch.stop.is_set():
-            raise KeyboardInterrupt
-        watch.stop.set()
-        for process in getattr(pool, "_processes", None) or ():
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGINT)
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if not watch.stop.is_set():
+            watch.stop_signal = number
+            watch.stop.set()
+            stop_processes()
+            return
+        handler = before[number]
+        if callable(handler):
+            handler(number, frame)
+        raise KeyboardInterrupt
 
+    before: dict[int, Any] = {}
     try:
-        before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        for ending in (signal.SIGINT, signal.SIGTERM):
+            before[ending] = signal.signal(ending, interrupt)
     except ValueError:  # Not in the main thread, so signals are the caller's business.
         yield
         return

@@ -6,6 +6,7 @@ holds on to (open tables, built runners) is kept here and is only ever a shortcu
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -91,14 +92,30 @@ class Watch:
         Called after each forward call, with the cell's index.
     stop : threading.Event
         When set, no further shape is started.
+    stop_signal : int
+        The signal that set it.
     """
 
     computed: Callable[[int], None] = lambda _: None
     stop: threading.Event = field(default_factory=threading.Event)
+    stop_signal: int = signal.SIGINT
 
 
 class StoppedError(Exception):
-    """The run was interrupted; what was computed is published."""
+    """The run was interrupted; what was computed is published.
+
+    Parameters
+    ----------
+    number : int
+        The signal that did it.
+    """
+
+    def __init__(self, number: int = signal.SIGINT) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number
+
+    def __str__(self) -> str:
+        return "interrupted; computed records are kept, so the same command continues."
 
 
 _watch = Watch()
@@ -113,7 +130,7 @@ def check_stop() -> None:
         When it has.
     """
     if _watch.stop.is_set():
-        raise StoppedError("interrupted")
+        raise StoppedError
 
 
 def start_run(watch: Watch) -> None:
