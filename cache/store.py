@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +44,8 @@ QUARANTINE_NAME = "quarantine"
 _NOTES = (RUNNER_NAME, LAST_USED_NAME)
 """Files beside the records that no record depends on."""
 
-_READ_ATTEMPTS = 20
+_READ_FOR_S = 30.0
+"""For how long a table is read that compactions change all the time."""
 
 
 class StoreWarning(UserWarning):
@@ -176,11 +179,12 @@ class StoredTable:
         ConflictError
             When two records of one shape differ.
         """
-        for _ in range(_READ_ATTEMPTS):
-            try:
-                return self._load(seen, tidy)
-            except FileNotFoundError:
-                continue  # A compaction has just replaced files that were listed; list again.
+        read: dict[str, Part | None] = {}
+        give_up_s = time.monotonic() + _READ_FOR_S
+        while time.monotonic() < give_up_s:
+            view = self._load(seen, tidy, read)
+            if view is not None:
+                return view
         raise StoreError(f"The files of {self.folder} change faster than they can be read; run again.")
 
     def examine(self) -> Examination:
@@ -198,12 +202,25 @@ class StoredTable:
                 problems.append(str(error))
         return Examination(parts, problems, self.folder.child(QUARANTINE_NAME).names())
 
-    def _load(self, seen: TableView | None, tidy: bool) -> TableView:
+    def _load(self, seen: TableView | None, tidy: bool, read: dict[str, Part | None]) -> TableView | None:
+        """Return all records; None when a compaction has replaced files between listing and reading.
+
+        Then the files stand in `read` that were read: they are immutable, so the next try reads only others.
+        """
         known = {part.source for part in seen.parts} if seen is not None else set()
-        new = [name for name in self._data_names(tidy) if self._source(name) not in known]
+        try:
+            new = [name for name in self._data_names(tidy) if self._source(name) not in known]
+        except FileNotFoundError:
+            return None
         if seen is not None and not new:
             return seen
-        return TableView([part for name in new if (part := self._trusted(name, tidy))], seen)
+        for name in new:
+            if name not in read:
+                with suppress(FileNotFoundError):
+                    read[name] = self._trusted(name, tidy)
+        if not all(name in read for name in new):
+            return None
+        return TableView([part for name in new if (part := read[name]) is not None], seen)
 
     def _source(self, name: str) -> str:
         return f"{self.folder}/{name}"

@@ -153,7 +153,7 @@ def test_every_value_in_a_device_profile_changes_the_identity(name: str, tmp_pat
 
 
 def options_of(kind: type[RunnerOptions]) -> set[str]:
-    return set(kind.model_fields) - {"kind"}
+    return set(kind.model_fields) - {"kind", "name"}
 
 
 ROOFLINE_OPTIONS: dict[str, Any] = {
@@ -184,6 +184,14 @@ def recording(tmp_path: Path) -> Path:
 def recorded_id(folder: Path, **options: Any) -> str:
     parsed = RecordedOptions.model_validate({"kind": "recorded", "path": "recording.csv", **options})
     return parsed.spec(Deployment("m", "a", Parallelism(), 0, folder)).identity().id
+
+
+def test_what_a_sweep_calls_a_runner_is_no_part_of_the_identity(recording: Path, tmp_path: Path) -> None:
+    where = {"device": "a"}
+    assert recorded_id(tmp_path, where=where, name="mine") == recorded_id(tmp_path, where=where)
+    model = json.loads((MODELS_DIR / "Qwen/Qwen3-8B/config.json").read_text())
+    device = yaml.safe_load((DEVICES_DIR / "H100-SXM-80G.yaml").read_text())
+    assert roofline_id(tmp_path, model, device, name="mine") == roofline_id(tmp_path, model, device)
 
 
 def test_every_option_of_the_recorded_runner_changes_the_identity(recording: Path, tmp_path: Path) -> None:
