@@ -4,6 +4,19 @@ Every message is one full sentence: the value, what was expected, what to do.
 The command line prints it without a traceback.
 """
 
+_LONGEST_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """Return how a message shows a value that someone gave: its repr, cut when it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print whole numbers of thousands of digits.
+        return "a number of thousands of digits"
+    if len(text) <= _LONGEST_SHOWN:
+        return text
+    return f"{text[: _LONGEST_SHOWN - 20]}... ({len(text):,} characters)"
+
 
 class ShapecastError(Exception):
     """Base of every error that shapecast raises on purpose (exit code 1)."""

@@ -13,7 +13,7 @@ import hashlib
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,11 +40,16 @@ class Memo:
         # joblib warns of entries it cannot read or write and then computes; a cache may do that.
         logging.getLogger("joblib").setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", message="Unable to cache to disk")
+        warnings.filterwarnings("ignore", message="Persisting input arguments took")
         private = folder if folder is not None and _made_private(folder) else None
         self._memory = joblib.Memory(private / code_digest[:16] if private is not None else None, verbose=0)
 
     def call(
-        self, function: Callable[..., Result], *args: Any, check: Callable[[Any], bool] = lambda _: True
+        self,
+        function: Callable[..., Result],
+        *args: Any,
+        check: Callable[[Any], bool] = lambda _: True,
+        ignore: Sequence[str] = (),
     ) -> Result:
         """Return `function(*args)`, loaded when it has been called with equal arguments before.
 
@@ -54,8 +59,11 @@ class Memo:
             What is called.
         check : callable
             Whether what was loaded can be the result; if not, it is computed.
+        ignore : sequence of str
+            Parameters of the function that follow from the others, and so are neither compared nor stored:
+            hashing large arguments costs more than it saves.
         """
-        result: Result = self._memory.cache(function)(*args)
+        result: Result = self._memory.cache(function, ignore=list(ignore))(*args)
         return result if check(result) else function(*args)
 
 

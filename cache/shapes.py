@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from cache.errors import InvalidShapeError, InvalidValueError
+from cache.errors import InvalidShapeError, InvalidValueError, shown
 
 BOUND_TYPES = ("memory_bound", "communication_bound", "compute_bound_mma", "compute_bound_gp")
 """The resources that can limit an operator, in the order in which breakdowns are printed."""
 
 MEMORY_FIELDS = ("total_gb", "weight_gb", "kv_cache_gb", "activation_gb", "reserved_gb")
+LARGEST_COUNT = 2**31 - 1
+"""The largest count or length that is accepted: beyond what anyone serves, within what files hold."""
+
 _TEXT = (None, None, None)
 IMAGE_FIELDS = ("image_batch_size", "image_height", "image_width")
 
@@ -63,7 +68,8 @@ class ForwardShapeKey:
     Raises
     ------
     ValueError
-        When a field is out of its range.
+        When a field is out of its range, above `LARGEST_COUNT`, or no whole number. NumPy's whole numbers
+        are taken and become Python's.
     """
 
     is_decode: bool
@@ -118,6 +124,17 @@ class ForwardShapeKey:
         return cls(is_decode, concurrency, query_len, seq_len, *images, kinds if len(kinds) > 1 else None)
 
     def __post_init__(self) -> None:
+        # Keys are made by the ten thousand, so the usual types are told by identity.
+        if (
+            type(self.is_decode) is not bool
+            or not type(self.model_concurrency) is type(self.query_len) is type(self.seq_len) is int
+        ):
+            self._make_plain()
+        if self.model_concurrency > LARGEST_COUNT or self.seq_len > LARGEST_COUNT:
+            name = "seq_len" if self.seq_len > LARGEST_COUNT else "model_concurrency"
+            raise InvalidShapeError(
+                f"{name} is {shown(getattr(self, name))}; it must be at most {LARGEST_COUNT}."
+            )
         if self.model_concurrency <= 0:
             raise InvalidShapeError(f"model_concurrency is {self.model_concurrency}; it must be positive.")
         if self.query_len <= 0:
@@ -130,10 +147,13 @@ class ForwardShapeKey:
         images = (self.image_batch_size, self.image_height, self.image_width)
         if images != _TEXT:
             for name, value in zip(IMAGE_FIELDS, images, strict=True):
-                if value is not None and value <= 0:
-                    raise InvalidShapeError(f"{name} is {value}; it must be positive, or None for text.")
+                if value is not None and not 0 < self._plain(name, value) <= LARGEST_COUNT:
+                    raise InvalidShapeError(
+                        f"{name} is {shown(value)}; it must be positive and at most {LARGEST_COUNT}, or None "
+                        "for text."
+                    )
         if self.segments is not None:
-            self._check_segments(self.segments)
+            self._check_segments(self._plain_segments(self.segments))
         object.__setattr__(self, "_hash", hash(self._fields()))
 
     def __hash__(self) -> int:
@@ -148,6 +168,29 @@ class ForwardShapeKey:
             self.is_decode, self.model_concurrency, self.query_len, self.seq_len,
             self.image_batch_size, self.image_height, self.image_width, self.segments,
         )  # fmt: skip
+
+    def _make_plain(self) -> None:
+        if type(self.is_decode) is not bool:
+            if type(self.is_decode).__name__ not in ("bool", "bool_"):  # NumPy's
+                raise InvalidShapeError(f"is_decode is {shown(self.is_decode)}; it must be True or False.")
+            object.__setattr__(self, "is_decode", bool(self.is_decode))
+        for name in ("model_concurrency", "query_len", "seq_len"):
+            self._plain(name, getattr(self, name))
+
+    def _plain(self, name: str, value: Any) -> int:
+        """Return and keep a field as Python's int."""
+        plain = _whole(name, value)
+        if plain is not value:
+            object.__setattr__(self, name, plain)
+        return plain
+
+    def _plain_segments(self, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+        """Return and keep the segments with Python's ints."""
+        if not all(type(number) is int for segment in segments for number in segment):
+            plain = (Segment(*(_whole("segments", number) for number in segment)) for segment in segments)
+            segments = tuple(plain)
+            object.__setattr__(self, "segments", segments)
+        return segments
 
     def _check_segments(self, segments: tuple[Segment, ...]) -> None:
         for query_len, seq_len, requests in segments:
@@ -182,6 +225,13 @@ class ForwardShapeKey:
         if self.image_height is not None or self.image_width is not None or self.image_batch_size is not None:
             text += f" with {self.image_batch_size} images of {self.image_height} x {self.image_width}"
         return text
+
+
+def _whole(name: str, value: Any) -> int:
+    if type(value) is not bool:
+        with suppress(TypeError):
+            return operator.index(value)
+    raise InvalidShapeError(f"{name} is {shown(value)}; it must be a whole number.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cache.errors import ConfigError
+from cache.errors import ConfigError, InvalidValueError
 from cache.identity import TableIdentity
 from pipeline.cell_search import CellSearch
 from pipeline.config import LoadedConfig
@@ -15,7 +15,7 @@ from pipeline.grid import engines, is_searched, parallelisms, workloads
 from stages.candidate import Candidate, Mode
 from stages.parallelism import Parallelism
 from stages.pd_ratio import KvTransfer
-from stages.plan import plans_dry
+from stages.plan import plans_dry, require_plannable
 from stages.result import CandidateResult
 from stages.runners.base import Deployment, RunnerOptions, RunnerSpec
 from stages.workload import Engine, Workload
@@ -152,7 +152,20 @@ def expand(loaded: LoadedConfig) -> list[Cell]:
                     )
                 )
         specs.check_some_are_left()
+    _check_sizes(loaded, cells)
     return cells
+
+
+def _check_sizes(loaded: LoadedConfig, cells: Sequence[Cell]) -> None:
+    """Refuse loads that are too large, before anything is written."""
+    for cell in cells:
+        searched = () if cell.search is None else (cell.search.bounds.left, cell.search.bounds.right)
+        try:
+            for size in cell.batch_sizes or searched:
+                if size is not None:  # An open search ends by itself.
+                    require_plannable(cell.candidate(size))
+        except InvalidValueError as error:
+            raise ConfigError(f"{loaded.path}: {cell}: {error}") from error
 
 
 def _titles(runners: Sequence[RunnerOptions]) -> list[str]:

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, model_validator
 
-from cache.errors import ConfigError
+from cache.errors import ConfigError, shown
+from cache.shapes import LARGEST_COUNT
 from pipeline.config_fields import (
     Auto,
     Count,
@@ -59,7 +60,8 @@ class EngineSection(Section):
         Discriminator(word_or_values),
     ]
     num_mtp_tokens: Annotated[
-        Annotated[Auto, Tag("[word]")] | Annotated[OneOrMore[Annotated[int, Field(ge=0)]], Tag("[values]")],
+        Annotated[Auto, Tag("[word]")]
+        | Annotated[OneOrMore[Annotated[int, Field(ge=0, le=LARGEST_COUNT)]], Tag("[values]")],
         Discriminator(word_or_values),
     ] = [0]
     mtp_acceptance_rate: list[Annotated[float, Field(ge=0, le=1)]] = [0.9, 0.6, 0.4, 0.2]
@@ -241,11 +243,11 @@ def _reason(finding: Any, model: type[BaseModel]) -> str:
     if kind == "too_short":
         return "give at least one value"
     if kind == "string_pattern_mismatch":
-        return f"use letters, digits, '.', '_' and '-', beginning with a letter or digit, not {value!r}"
+        return f"use letters, digits, '.', '_' and '-', beginning with a letter or digit, not {shown(value)}"
     message: str = finding["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     if isinstance(value, str | int | float | bool) or value is None:
-        return f"{message}, not {value!r}"
+        return f"{message}, not {shown(value)}"
     return message
 
 

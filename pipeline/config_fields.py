@@ -6,6 +6,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
+from cache.errors import shown
+from cache.shapes import LARGEST_COUNT
+
 Item = TypeVar("Item")
 
 
@@ -16,7 +19,7 @@ def _as_list(value: Any) -> Any:
 def _without_repeats(values: list[Item]) -> list[Item]:
     for index, value in enumerate(values):
         if value in values[:index]:
-            raise ValueError(f"{value!r} stands twice; name each value once")
+            raise ValueError(f"{shown(value)} stands twice; name each value once")
     return values
 
 
@@ -26,10 +29,14 @@ OneOrMore = Annotated[
 """A scalar, or a list that is a dimension of the grid."""
 
 Name = Annotated[str, Field(min_length=1)]
-Count = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(gt=0, le=LARGEST_COUNT)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
-Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-PositiveMilliseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+LARGEST_FIGURE = 1e12
+"""The largest time, bandwidth or size that is accepted: no serving has it, and sums of it stay finite."""
+
+Milliseconds = Annotated[float, Field(ge=0, le=LARGEST_FIGURE, allow_inf_nan=False)]
+PositiveMilliseconds = Annotated[float, Field(gt=0, le=LARGEST_FIGURE, allow_inf_nan=False)]
+PositiveFigure = PositiveMilliseconds
 Auto = Literal["auto"]
 
 

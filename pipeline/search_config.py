@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pydantic import model_validator
 
-from pydantic import Field, model_validator
-
-from pipeline.config_fields import Count, Milliseconds, OneOrMore, Section, Sizes
+from pipeline.config_fields import Count, Milliseconds, OneOrMore, PositiveFigure, Section, Sizes
 from stages.pd_ratio import KvTransfer
 from stages.search import Strategy
 
@@ -49,9 +47,9 @@ class KvTransferSection(Section):
     Without a bandwidth and a latency the transfer takes no time.
     """
 
-    bandwidth_gb_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    bandwidth_gb_per_s: PositiveFigure | None = None
     latency_ms: Milliseconds = 0.0
-    bytes_per_token: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    bytes_per_token: PositiveFigure | None = None
     overlapped: bool = False
 
     @model_validator(mode="after")

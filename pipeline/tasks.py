@@ -17,7 +17,7 @@ from typing import Any
 
 from cache.errors import StoreError
 from cache.identity import TableIdentity
-from cache.memo import Memo, source_digest
+from cache.memo import Memo, digest_texts, source_digest
 from cache.session import TableSession
 from cache.shapes import ForwardLatencyRecord, ForwardShapeKey
 from cache.spool import spool_of, upload
@@ -27,7 +27,7 @@ from stages.aggregate import aggregate
 from stages.candidate import Candidate
 from stages.dedupe import dedupe
 from stages.evaluate import replay_plan
-from stages.plan import Plan, plan
+from stages.plan import Plan, plan, planned_steps
 from stages.prefetch import prefetch
 from stages.replay import Replay
 from stages.result import CandidateResult, best_index
@@ -150,7 +150,7 @@ def close_sessions() -> None:
 def plan_task(candidates: Sequence[Candidate], places: Places) -> list[Plan]:
     """Return the plan of each candidate, from the memo where that is quicker."""
     check_stop()
-    steps = sum(_literal_steps(candidate) for candidate in candidates)
+    steps = sum(planned_steps(candidate) for candidate in candidates)
     if steps < MEMOIZE_FROM_STEPS or not _memoizable(candidates):
         return _plan_all(candidates)
     check = _list_check(Plan, len(candidates))
@@ -236,8 +236,15 @@ def replay_task(
     if runs < MEMOIZE_FROM_RUNS or not _memoizable(candidates):
         return _replay_all(candidates, plans, prefetched.records)
     check = _list_check(Replay, len(candidates))
+    # Plans follow from the candidates and the records, so these alone identify the result.
     return _memo(places.memo).call(
-        _replay_all, tuple(candidates), list(plans), prefetched.records, check=check
+        _replay_identified,
+        tuple(candidates),
+        _digest_of(prefetched.records),
+        plans,
+        prefetched.records,
+        ignore=("plans", "records"),
+        check=check,
     )
 
 
@@ -291,17 +298,22 @@ def _list_check(kind: type, count: int) -> Callable[[Any], bool]:
     )
 
 
+def _replay_identified(
+    candidates: Sequence[Candidate], _digest: str, plans: Sequence[Plan], records: Records
+) -> list[Replay]:
+    return _replay_all(candidates, plans, records)
+
+
+def _digest_of(records: Records) -> str:
+    """Return a digest of all that replay reads of records."""
+    return digest_texts(
+        sorted(f"{key!r} {one.latency_ms!r} {one.memory_left_gb!r}".encode() for key, one in records.items())
+    )
+
+
 def _memoizable(candidates: Sequence[Candidate]) -> bool:
     """Whether the memo knows all code behind a result; it does not know that of a plug-in's scheduler."""
     return all(is_built_in(get_scheduler(candidate.engine.scheduler)) for candidate in candidates)
-
-
-def _literal_steps(candidate: Candidate) -> int:
-    """Estimate how many steps planning cannot skip: a whole pass each, or a token each above the budget."""
-    steps = candidate.chunks.num_chunks + candidate.concurrency
-    if candidate.concurrency > candidate.budget_tokens:
-        steps += candidate.concurrency * candidate.workload.output_length // candidate.budget_tokens
-    return steps
 
 
 _sessions: dict[tuple[str, str], TableSession] = {}

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from cache.errors import InvalidValueError
+from cache.shapes import LARGEST_COUNT
+from stages.checks import require_int
 from stages.parallelism import Parallelism
-from stages.workload import ChunkPlan, Engine, Workload, require_int
+from stages.workload import MOST_CHUNKS, ChunkPlan, Engine, Workload
 
 Mode = Literal["aggregated", "prefill", "decode"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -35,7 +37,8 @@ class Candidate:
     Raises
     ------
     ValueError
-        When a field is out of its range.
+        When a field is out of its range, the requests in flight or the tokens of one request are more than
+        `LARGEST_COUNT`, or a prompt takes more than `MOST_CHUNKS` chunks.
     """
 
     mode: Mode
@@ -54,6 +57,29 @@ class Candidate:
             limit = getattr(self, name)
             if limit is not None and not limit > 0:
                 raise InvalidValueError(f"{name} is {limit!r}; a limit must be positive, or left out.")
+        self._check_size()
+
+    def _check_size(self) -> None:
+        if self.concurrency > LARGEST_COUNT:
+            raise InvalidValueError(
+                f"batch_size * dp * pp is {self.concurrency} requests in flight; it must be at most "
+                f"{LARGEST_COUNT}: lower batch_size."
+            )
+        workload = self.workload
+        tokens = workload.input_length + workload.output_length + self.engine.decode_query_len
+        if tokens > LARGEST_COUNT:
+            raise InvalidValueError(
+                f"input_length, output_length and the drafted tokens come to {tokens} tokens; they must be "
+                f"at most {LARGEST_COUNT} together: shorten them."
+            )
+        num_chunks = self.chunks.num_chunks
+        if self.mode != "decode" and num_chunks > MOST_CHUNKS:
+            raise InvalidValueError(
+                f"max_batched_tokens is {self.engine.max_batched_tokens}, which cuts a prompt of "
+                f"{self.workload.effective_input_length} tokens into {num_chunks} chunks; it must be at most "
+                f"{MOST_CHUNKS} chunks: raise max_batched_tokens to "
+                f"{-(-self.workload.effective_input_length // MOST_CHUNKS)} or more."
+            )
 
     @property
     def concurrency(self) -> int:

@@ -9,6 +9,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from cache.errors import InvalidValueError
+from stages.checks import require_int
+
+_LARGEST_WEIGHT = 1e15
 
 
 @dataclass(frozen=True)
@@ -34,18 +37,16 @@ class LengthBin:
 
     def __post_init__(self) -> None:
         for name in ("min_tokens", "max_tokens"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise InvalidValueError(f"{name} is {value!r}; it must be a whole number of at least 0.")
+            require_int(name, getattr(self, name), 0)
         if self.max_tokens <= self.min_tokens:
             raise InvalidValueError(
                 f"The bin from {self.min_tokens} to {self.max_tokens} tokens is empty; max_tokens must be "
                 "greater than min_tokens."
             )
-        if not 0 < self.weight < math.inf:
+        if not 0 < self.weight <= _LARGEST_WEIGHT:
             raise InvalidValueError(
                 f"The bin from {self.min_tokens} to {self.max_tokens} tokens has the weight {self.weight!r}; "
-                "it must be a positive number: leave out a bin that weighs nothing."
+                f"it must be positive and at most {_LARGEST_WEIGHT:g}: leave out a bin that weighs nothing."
             )
 
     @property

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cache.errors import InvalidValueError
+from cache.errors import InvalidValueError, shown
+from cache.shapes import LARGEST_COUNT
+from stages.checks import require_int
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,9 @@ class Parallelism:
         for name in ("tp", "dp", "pp", "ep", "moe_tp", "moe_dp"):
             value = getattr(self, name)
             if value is not None and value <= 0:
-                raise InvalidValueError(f"{name} is {value}; a parallel size must be positive.")
+                raise InvalidValueError(f"{name} is {shown(value)}; a parallel size must be positive.")
+            if value is not None:
+                require_int(name, value, 1)
         width = self.tp * self.dp
         moe_dp = self.moe_dp if self.moe_dp is not None else self._rest(width, self.moe_tp, default=1)
         moe_tp = self.moe_tp if self.moe_tp is not None else max(width // (self.ep * moe_dp), 1)
@@ -47,6 +51,10 @@ class Parallelism:
             raise InvalidValueError(
                 f"ep * moe_tp * moe_dp is {self.ep} * {moe_tp} * {moe_dp}; it must be tp * dp ({width}), "
                 "the devices of one pipeline stage."
+            )
+        if self.num_devices > LARGEST_COUNT:
+            raise InvalidValueError(
+                f"tp * dp * pp is {self.num_devices}; it must be at most {LARGEST_COUNT} devices."
             )
         object.__setattr__(self, "moe_tp", moe_tp)
         object.__setattr__(self, "moe_dp", moe_dp)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from cache.errors import InvalidValueError
 from cache.shapes import ForwardShapeKey
 from stages.candidate import Candidate
 from stages.lazy_steps import AskedRecords, walk_lazy_steps
@@ -75,6 +76,37 @@ def plan_lazily(candidate: Candidate, record: AskRecord) -> tuple[Plan, AskedRec
     assert isinstance(scheduler, LazyScheduler)
     schedule, asked = walk_lazy_steps(candidate, scheduler, record)
     return Plan(Rule.MIXED_STEPS, schedule, tuple(asked)), asked
+
+
+MOST_PLANNED_STEPS = 2_000_000
+"""The most steps, as `planned_steps` counts them, that a listed candidate may take: seconds of planning."""
+
+
+def planned_steps(candidate: Candidate) -> int:
+    """Estimate how many steps planning cannot skip: a whole pass each, or a token each above the budget."""
+    steps = candidate.chunks.num_chunks + candidate.concurrency
+    if candidate.concurrency > candidate.budget_tokens:
+        steps += candidate.concurrency * candidate.workload.output_length // candidate.budget_tokens
+    return steps
+
+
+def require_plannable(candidate: Candidate) -> None:
+    """Refuse a candidate whose planning would take minutes.
+
+    Raises
+    ------
+    InvalidValueError
+        When it takes more than `MOST_PLANNED_STEPS`.
+    """
+    steps = planned_steps(candidate)
+    if candidate.workload.input_lengths is not None:
+        # Each step of prompts of several lengths is put together on its own.
+        steps += candidate.batch_size * candidate.chunks.num_chunks
+    if candidate.mode != "decode" and steps > MOST_PLANNED_STEPS:
+        raise InvalidValueError(
+            f"batch_size is {candidate.batch_size}, which takes about {steps} steps to plan; it must be at "
+            f"most {MOST_PLANNED_STEPS}: lower batch_size, or raise max_batched_tokens."
+        )
 
 
 def _has_mixed_steps(candidate: Candidate) -> bool:

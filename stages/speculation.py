@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from cache.errors import InvalidValueError
+from stages.checks import require_int
 
 DraftKind = Literal["dflash", "dspark"]
 DRAFT_KINDS: tuple[DraftKind, ...] = get_args(DraftKind)
@@ -46,10 +47,7 @@ class Speculation:
             raise InvalidValueError(
                 f"speculation.kind is {self.kind!r}; it must be one of {', '.join(DRAFT_KINDS)}."
             )
-        if isinstance(self.block_size, bool) or not isinstance(self.block_size, int) or self.block_size < 1:
-            raise InvalidValueError(
-                f"speculation.block_size is {self.block_size!r}; it must be a whole number of at least 1."
-            )
+        require_int("speculation.block_size", self.block_size, 1)
         if not math.isfinite(self.accepted_length):
             raise InvalidValueError(
                 f"speculation.accepted_length is {self.accepted_length!r}; it must be a finite number."

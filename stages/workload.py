@@ -6,21 +6,13 @@ import math
 from dataclasses import dataclass
 
 from cache.errors import InvalidValueError
+from stages.checks import require_int
 from stages.lengths import LengthDistribution, effective_length
 from stages.scheduler import SchedulingPolicy
 from stages.speculation import Speculation
 
-
-def require_int(name: str, value: object, least: int) -> None:
-    """Refuse anything but an int of at least `least`.
-
-    Raises
-    ------
-    ValueError
-        Naming the field, the value and the expectation.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidValueError(f"{name} is {value!r}; it must be a whole number of at least {least}.")
+MOST_CHUNKS = 65_536
+"""The most chunks that a prompt may take: each is a forward pass of its own, to be computed and kept."""
 
 
 @dataclass(frozen=True)

@@ -177,6 +177,12 @@ def test_text_that_is_no_profile_is_refused(text: str, message: str, write: Call
         (("memory_gb",), 0, r"mine.yaml: field memory_gb is 0: input should be greater than 0\."),
         (("memory_gb",), "80 GB", r"field memory_gb is '80 GB': input should be a valid number\."),
         (("memory_gb",), float("inf"), r"field memory_gb is inf: input should be a finite number\."),
+        (("memory_gb",), 10**400, r"field memory_gb is 10+\.\.\. \(401 characters\): "),
+        (
+            ("memory_gb",),
+            1e300,
+            r"field memory_gb is 1e\+300: input should be less than or equal to 1000000000\.",
+        ),
         (("memory_size",), 3, r"field memory_size is unknown: remove it or correct its name\."),
         (("peak_tflops", "fp16"), 3, r"field peak_tflops.fp16 is unknown"),
         (("peak_tflops", "bf16"), None, r"field peak_tflops.bf16 is None"),

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache import ForwardLatencyRecord, ForwardLatencyTable
+from cache import ForwardLatencyRecord, ForwardLatencyTable, ForwardShapeKey
+from cache.errors import InvalidShapeError
+from cache.shapes import LARGEST_COUNT
 from stages import Candidate, Engine, Parallelism, Workload, evaluate
 from stages.breakdown import bound_shares, breakdown_text, mean_breakdown_text
+from stages.plan import plan, require_plannable
 from stages.result import STOP_REASONS, limit_stop_reason
-from stages.workload import ChunkPlan
+from stages.workload import MOST_CHUNKS, ChunkPlan
 
 
 @given(st.integers(1, 10_000), st.integers(1, 500))
@@ -145,3 +149,57 @@ def test_shares_of_time_by_source_are_weighted_by_the_pass_that_sets_the_step() 
     result = evaluate(candidate(workload=Workload(40, 1), batch_size=1), ForwardLatencyTable(forward))
     assert result.source_shares == {"analytic": 0.25, "measured": 0.75}
     assert evaluate(candidate(), ForwardLatencyTable(roomy)).source_shares == {"unknown": 1.0}
+
+
+HUGE = 10**30
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Workload(HUGE, 1), "input_length is 10+; it must be at most 2147483647"),
+        (lambda: Workload(1, HUGE), "output_length is 10+; it must be at most"),
+        (lambda: Engine(HUGE), "max_batched_tokens is 10+; it must be at most"),
+        (lambda: Parallelism(tp=HUGE), "tp is 10+; it must be at most"),
+        (lambda: Parallelism(tp=2**20, dp=2**20), r"tp \* dp \* pp is 1099511627776; it must be at most"),
+        (lambda: candidate(batch_size=HUGE), "batch_size is 10+; it must be at most"),
+        (lambda: candidate(batch_size=2**30, parallelism=Parallelism(dp=4)), "4294967296 requests in flight"),
+        (lambda: candidate(workload=Workload(2**30, 2**30)), "come to 2147483649 tokens; they must"),
+        (lambda: candidate(workload=Workload(131072, 1), engine=Engine(1)), "131072 chunks.* to 2 or more"),
+        (lambda: require_plannable(candidate(batch_size=10**9)), "lower batch_size, or raise max_b"),
+        (lambda: Workload("x" * 5000, 1), r"input_length is 'x{59}\.\.\. \(5,002 characters\); it must be"),
+        (lambda: Workload(-(10**5000), 1), "input_length is a number of thousands of digits; it must be"),
+    ],
+)  # fmt: skip
+def test_numbers_beyond_any_serving_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_the_most_chunks_that_are_allowed_are_planned() -> None:
+    widest = candidate(workload=Workload(MOST_CHUNKS, 2), engine=Engine(1), batch_size=1)
+    assert len(plan(widest).keys) == MOST_CHUNKS + 1
+    disaggregated = candidate(mode="decode", workload=Workload(MOST_CHUNKS + 1, 2), engine=Engine(1))
+    assert len(plan(disaggregated).keys) == 1
+
+
+@pytest.mark.parametrize("wrong", [1.5, True, "2", None, 2**31, HUGE])
+@pytest.mark.parametrize("place", [1, 2, 3, 4])
+def test_a_shape_is_made_of_whole_numbers(wrong: Any, place: int) -> None:
+    values: list[Any] = [False, 2, 2, LARGEST_COUNT, 2, 2, 2]
+    values[place] = wrong
+    if wrong is None and place == 4:  # No images.
+        return
+    with pytest.raises(InvalidShapeError, match=r"it must be (a whole number|positive and|at )"):
+        ForwardShapeKey(*values)
+
+
+def test_numpy_whole_numbers_make_the_same_shape_and_nothing_else_is_a_flag() -> None:
+    plain = ForwardShapeKey(True, 2, 1, 8, 1, 2, 3)
+    made = ForwardShapeKey(np.bool_(True), *(np.int32(value) for value in (2, 1, 8, 1, 2, 3)))
+    assert made == plain
+    assert [type(value) for value in (made.is_decode, made.query_len, made.image_height)] == [bool, int, int]
+    pieces = ForwardShapeKey.of_segments(False, [(np.int64(1), np.int64(4), np.int64(1)), (2, 4, 1)])
+    assert type(pieces.model_concurrency) is type((pieces.segments or ())[0].seq_len) is int
+    with pytest.raises(InvalidShapeError, match="is_decode is 1; it must be True or False"):
+        ForwardShapeKey(1, 1, 1, 1)  # type: ignore[arg-type]

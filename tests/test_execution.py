@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import joblib
 import pytest
 
+from cache import ForwardLatencyRecord
 from cache.memo import Memo
 from cache.store import StoreWarning
 from pipeline.cells import expand
@@ -22,7 +24,15 @@ from pipeline.config import load_config
 from pipeline.execute import compute
 from pipeline.graph import build_graph
 from pipeline.places import places_for
-from pipeline.tasks import MEMOIZE_FROM_STEPS, Watch, plan_task, start_run
+from pipeline.tasks import (
+    MEMOIZE_FROM_RUNS,
+    MEMOIZE_FROM_STEPS,
+    Prefetched,
+    Watch,
+    plan_task,
+    replay_task,
+    start_run,
+)
 from stages import Candidate, Engine, Parallelism, Workload
 from stages.plan import plan
 from tests.conftest import Shapecast, own_places
@@ -222,6 +232,33 @@ def test_what_cannot_be_the_plans_is_not_taken_from_the_memo(tmp_path: Path, own
     for wrong in ([], ["text"], "text", first * 2):
         joblib.dump(wrong, stored)
         assert plan_task(candidates, places)[0].keys == first[0].keys
+
+
+def test_arguments_that_follow_from_others_are_neither_compared_nor_stored(tmp_path: Path) -> None:
+    memo = Memo(tmp_path, "a" * 64)
+    # A lock can be neither hashed nor stored.
+    assert memo.call(divmod_of, (7, 2), threading.Lock(), ignore=["lock"]) == (3, 1)
+    assert memo.call(divmod_of, (7, 2), threading.Lock(), ignore=["lock"]) == (3, 1)
+    assert len(list(tmp_path.rglob("output.pkl"))) == 1
+
+
+def divmod_of(numbers: tuple[int, int], lock: object) -> tuple[int, int]:
+    assert lock is not None
+    return divmod(*numbers)
+
+
+def test_a_memoized_replay_is_another_when_a_record_is(tmp_path: Path, own_cache: Path) -> None:
+    candidate = Candidate("aggregated", Workload(50_000, 2), Engine(1), Parallelism(), batch_size=1)
+    plans = [plan(candidate)] * 2
+    assert 2 * len(plans[0].schedule.run_steps) >= MEMOIZE_FROM_RUNS
+    ends = []
+    for latency_ms in (1.0, 2.0, 1.0):
+        records = {key: ForwardLatencyRecord(latency_ms, 1.0) for key in plans[0].keys}
+        known = Prefetched(records, frozenset(), 0, 0)
+        ends.append(replay_task([candidate] * 2, plans, known, places_for(str(tmp_path)))[0].end_ms)
+    assert ends[1] == 2 * ends[0]
+    assert ends[2] == ends[0]
+    assert len(list(own_cache.rglob("output.pkl"))) == 2
 
 
 def test_the_memo_is_keyed_by_arguments_and_by_the_version_of_the_code(tmp_path: Path) -> None:

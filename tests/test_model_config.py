@@ -221,6 +221,7 @@ def test_a_directory_without_config_json_is_named(tmp_path: Path) -> None:
         ("[1, 2]", r"is no JSON object; give a Hugging Face config.json\."),
         ('{"rope_theta": NaN}', r"holds a number that is not finite"),
         ("[" * 100_000, r"nested too deeply"),
+        ('{"hidden_size": 1' + "0" * 5000 + "}", r"holds a number that is not finite or far too long"),
     ],
 )
 def test_text_that_is_no_config_is_refused(text: str, message: str, write: Callable[[Any], Path]) -> None:
@@ -240,6 +241,12 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
         ({"architectures": ["GPT2LMHeadModel"]}, r"names 'GPT2LMHeadModel', which .* knows DeepseekV3"),
         ({"architectures": None}, r"field architectures is None; it must be a list with the class name"),
         ({"architectures": []}, r"field architectures is \[\]"),
+        (
+            {"hidden_size": 10**400},
+            r"field hidden_size is 10+\.\.\. \(401 characters\); it must be at most 2147483647",
+        ),
+        ({"num_hidden_layers": 10**6}, r"field num_hidden_layers is 1000000; it must be at most 65536\."),
+        ({"num_experts": 2**31}, r"field num_experts is 2147483648; it must be at most 65536\."),
         ({"hidden_size": None}, r"config.json: field hidden_size is missing; it must be an integer"),
         ({"hidden_size": "5120"}, r"field hidden_size is '5120'; it must be an integer of at least 1\."),
         ({"hidden_size": 5120.0}, r"field hidden_size is 5120.0; it must be an integer"),

@@ -14,11 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from cache.errors import ConfigError
 from cache.identity import content_digest
+from cache.shapes import LARGEST_COUNT
 from configs import DEVICES_DIR
 from stages.runners.shipped import first_problem, looks_like_path, match_name, read_text, unknown_name
 
-_POSITIVE = Field(gt=0, allow_inf_nan=False)
-_NOT_NEGATIVE = Field(ge=0, allow_inf_nan=False)
+_LARGEST = 1e9
+_POSITIVE = Field(gt=0, le=_LARGEST, allow_inf_nan=False)
+_NOT_NEGATIVE = Field(ge=0, le=_LARGEST, allow_inf_nan=False)
 _SHARE = Field(gt=0, le=1)
 
 
@@ -37,9 +39,9 @@ class PeakCompute(_Part):
 
     bf16: float = _POSITIVE
     vector: float = _POSITIVE
-    fp8: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    int8: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    fp4: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    fp8: float | None = Field(default=None, gt=0, le=_LARGEST, allow_inf_nan=False)
+    int8: float | None = Field(default=None, gt=0, le=_LARGEST, allow_inf_nan=False)
+    fp4: float | None = Field(default=None, gt=0, le=_LARGEST, allow_inf_nan=False)
 
 
 class Link(_Part):
@@ -52,7 +54,7 @@ class Link(_Part):
 class Interconnect(_Part):
     """Links inside a node of `devices_per_node` devices, and between nodes."""
 
-    devices_per_node: int = Field(gt=0)
+    devices_per_node: int = Field(gt=0, le=LARGEST_COUNT)
     intra_node: Link
     inter_node: Link
 

@@ -8,13 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cache.errors import ConfigError, InvalidValueError
+from cache.errors import ConfigError, shown
 from cache.identity import content_digest
+from cache.shapes import LARGEST_COUNT
 from configs import MODELS_DIR
 from stages.runners.architecture import Experts, LatentAttention, LayerKind, ModelArchitecture
 from stages.runners.shipped import looks_like_path, match_name, read_text, unknown_name
 
 CONFIG_NAME = "config.json"
+
+_MOST_PARTS = 65_536
+"""Layers, heads or experts beyond which a config is a mistake: these are counted one by one."""
 
 
 def known_model_names() -> list[str]:
@@ -72,9 +76,10 @@ def load_architecture(path: Path) -> ModelArchitecture:
             f"Model config {path} is no valid JSON (line {error.lineno}, column {error.colno}: {error.msg}); "
             "correct the file."
         ) from None
-    except (InvalidValueError, RecursionError):
+    except (ValueError, RecursionError):  # ValueError: also a number of thousands of digits.
         raise ConfigError(
-            f"Model config {path} holds a number that is not finite, or is nested too deeply; correct it."
+            f"Model config {path} holds a number that is not finite or far too long, or is nested "
+            "too deeply; correct it."
         ) from None
     return replace(_parse(_Reader(path, fields)), digest=digest)
 
@@ -87,8 +92,8 @@ class _Reader:
     fields: dict[str, Any]
 
     def fail(self, field: str, value: Any, expected: str) -> NoReturn:
-        shown = f"a list of {len(value)}" if isinstance(value, list) and value else repr(value)
-        raise ConfigError(f"Model config {self.path}: field {field} is {shown}; it must be {expected}.")
+        text = f"a list of {len(value)}" if isinstance(value, list) and value else shown(value)
+        raise ConfigError(f"Model config {self.path}: field {field} is {text}; it must be {expected}.")
 
     def _get(self, field: str, default: Any, expected: str) -> Any:
         if self.fields.get(field) is not None:
@@ -97,11 +102,15 @@ class _Reader:
             raise ConfigError(f"Model config {self.path}: field {field} is missing; it must be {expected}.")
         return default
 
-    def integer(self, field: str, default: int | None = None, minimum: int = 1) -> int:
+    def integer(
+        self, field: str, default: int | None = None, minimum: int = 1, maximum: int = LARGEST_COUNT
+    ) -> int:
         expected = f"an integer of at least {minimum}"
         value = self._get(field, default, expected)
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             self.fail(field, value, expected)
+        if value > maximum:
+            self.fail(field, value, f"at most {maximum}")
         return value
 
     def optional_integer(self, field: str) -> int | None:
@@ -128,15 +137,15 @@ def _parse(reader: _Reader) -> ModelArchitecture:
     parse = _ARCHITECTURES.get(names[0])
     if parse is None:
         raise ConfigError(
-            f"Model config {reader.path}: field architectures names {names[0]!r}, which the roofline runner "
-            f"does not know; it knows {', '.join(sorted(_ARCHITECTURES))}."
+            f"Model config {reader.path}: field architectures names {shown(names[0])}, which the roofline "
+            f"runner does not know; it knows {', '.join(sorted(_ARCHITECTURES))}."
         )
     return parse(reader, names[0])
 
 
 def _base(reader: _Reader, architecture: str) -> ModelArchitecture:
     """Return what all architectures have in common: sizes, and dense layers with full attention."""
-    hidden, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+    hidden, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads", maximum=_MOST_PARTS)
     kv_heads = reader.integer("num_key_value_heads", default=heads)
     if heads % kv_heads:
         reader.fail("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
@@ -154,7 +163,7 @@ def _base(reader: _Reader, architecture: str) -> ModelArchitecture:
         head_dim=head_dim,
         intermediate_size=reader.integer("intermediate_size"),
         vocab_size=reader.integer("vocab_size"),
-        layers=(LayerKind(False, False),) * reader.integer("num_hidden_layers"),
+        layers=(LayerKind(False, False),) * reader.integer("num_hidden_layers", maximum=_MOST_PARTS),
         tied_embeddings=reader.flag("tie_word_embeddings", default=False),
     )
 
@@ -225,7 +234,7 @@ def _qwen3_moe(reader: _Reader, architecture: str) -> ModelArchitecture:
     step = reader.integer("decoder_sparse_step", default=1)
     dense = set(reader.integers("mlp_only_layers"))
     experts = Experts(
-        num_experts=reader.integer("num_experts"),
+        num_experts=reader.integer("num_experts", maximum=_MOST_PARTS),
         experts_per_token=reader.integer("num_experts_per_tok"),
         intermediate_size=reader.integer("moe_intermediate_size"),
     )
@@ -235,7 +244,7 @@ def _qwen3_moe(reader: _Reader, architecture: str) -> ModelArchitecture:
 
 def _mixtral(reader: _Reader, architecture: str) -> ModelArchitecture:
     experts = Experts(
-        num_experts=reader.integer("num_local_experts"),
+        num_experts=reader.integer("num_local_experts", maximum=_MOST_PARTS),
         experts_per_token=reader.integer("num_experts_per_tok"),
         intermediate_size=reader.integer("intermediate_size"),
     )
@@ -247,7 +256,7 @@ def _deepseek_v3(reader: _Reader, architecture: str) -> ModelArchitecture:
     every = reader.integer("moe_layer_freq", default=1)
     inner = reader.integer("moe_intermediate_size")
     experts = Experts(
-        num_experts=reader.integer("n_routed_experts"),
+        num_experts=reader.integer("n_routed_experts", maximum=_MOST_PARTS),
         experts_per_token=reader.integer("num_experts_per_tok"),
         intermediate_size=inner,
         shared_intermediate_size=inner * reader.integer("n_shared_experts", default=0, minimum=0),
@@ -272,7 +281,7 @@ def _deepseek_v3(reader: _Reader, architecture: str) -> ModelArchitecture:
 def _gpt_oss(reader: _Reader, architecture: str) -> ModelArchitecture:
     bias = reader.flag("attention_bias", default=True)
     experts = Experts(
-        num_experts=reader.integer("num_local_experts"),
+        num_experts=reader.integer("num_local_experts", maximum=_MOST_PARTS),
         experts_per_token=reader.integer("num_experts_per_tok"),
         intermediate_size=reader.integer("intermediate_size"),
         router_bias=True,

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from cache.errors import ConfigError
 from cache.identity import TableIdentity
+from cache.shapes import LARGEST_COUNT
 from stages.parallelism import Parallelism
 from stages.runners.architecture import ModelArchitecture
 from stages.runners.base import Deployment, ModelRunner, RunnerOptions, RunnerSpec
@@ -93,8 +94,8 @@ class RooflineOptions(RunnerOptions):
 
     kind: Literal["roofline"]
     quantization: Quantization = Quantization()
-    reserved_memory_gb: float = Field(default=10.0, ge=0, allow_inf_nan=False)
-    block_size: int = Field(default=128, gt=0)
+    reserved_memory_gb: float = Field(default=10.0, ge=0, le=1e9, allow_inf_nan=False)
+    block_size: int = Field(default=128, gt=0, le=LARGEST_COUNT)
 
     def spec(self, deployment: Deployment) -> RooflineSpec:
         """Return the spec of one deployment.

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from cache.errors import ConfigError
+from cache.errors import ConfigError, shown
 
 _CLOSE_NAMES = 3
 
@@ -51,7 +51,7 @@ def unknown_name(kind: str, text: str, known: Sequence[str], path_hint: str) -> 
     close = difflib.get_close_matches(text.lower(), list(by_lower), n=_CLOSE_NAMES, cutoff=0.5)
     names = list(dict.fromkeys(by_lower[match] for match in close))
     hint = f"close names are {', '.join(names)}" if names else f"known names are {', '.join(known)}"
-    return ConfigError(f"Unknown {kind} {text!r}: {hint}; or give {path_hint}.")
+    return ConfigError(f"Unknown {kind} {shown(text)}: {hint}; or give {path_hint}.")
 
 
 def read_text(path: Path, kind: str) -> str:
@@ -84,4 +84,4 @@ def first_problem(error: ValidationError) -> str:
         return f"field {field} is unknown: remove it or correct its name"
     reason = reason.removeprefix("Value error, ")
     reason = reason[:1].lower() + reason[1:]
-    return f"field {field} is {value!r}: {reason}" if field else reason
+    return f"field {field} is {shown(value)}: {reason}" if field else reason
