@@ -159,13 +159,14 @@ def decode_table(data: bytes, source: str) -> tuple[pa.Table, TableIdentity]:
     try:
         fields = json.loads(metadata[_IDENTITY_KEY])
         identity = TableIdentity.from_json(fields, metadata.get(_LABEL_KEY, b"").decode())
+        _ = identity.id  # Made now, for what is no identity has none.
         if metadata[_VERSION_KEY] == b"1":
             table = table.append_column("segments", pa.nulls(table.num_rows, pa.string()))
         # Not pa.table, which imports pandas to see whether it was given a data frame.
         columns = [table[name].cast(SCHEMA.field(name).type) for name in COLUMNS]
         table = pa.Table.from_arrays(columns, schema=SCHEMA)
         table.validate(full=True)  # Texts may not be UTF-8.
-    except (ValueError, TypeError, KeyError, pa.ArrowException) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, pa.ArrowException) as error:
         raise StoreError(f"{source} does not have shapecast's columns ({_first_line(error)}).") from error
     return table, identity
 
@@ -246,21 +247,22 @@ def parse_identity_file(data: bytes, source: str) -> TableIdentity:
     StoreError
         When it is no identity file, or its digest is not that of its content.
     """
+    unlike = f"{source} is not an identity file as shapecast writes it."
     try:
         content = json.loads(data)
         version = str(content["schema_version"])
-    except (ValueError, TypeError, KeyError) as error:
-        raise StoreError(f"{source} is not an identity file ({_first_line(error)}).") from error
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise StoreError(unlike) from error
     check_schema_version(version, source)
     try:
         identity = TableIdentity.from_json(content["identity"], str(content["label"]))
-        claimed = content["id"]
-    except (TypeError, KeyError) as error:
-        raise StoreError(f"{source} is not an identity file ({_first_line(error)}).") from error
-    if identity.id != claimed:
+        claimed, digest = content["id"], identity.id
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StoreError(unlike) from error
+    if digest != claimed:
         raise StoreError(
-            f"{source} says its id is {claimed}, but its content has the digest {identity.id}; "
-            "it was edited: delete it, or restore it from a copy."
+            f"{source} was edited: it says its id is {str(claimed)[:12]}, but its content has the digest "
+            f"{digest[:12]}."
         )
     return identity
 

@@ -5,9 +5,11 @@ USER CACHE/unsent/<digest of the store's URL>/<identity id>/part-<sha256>.parque
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from cache.folder import LocalFolder
 from cache.remote import RemoteFolder
-from cache.store import ShapeStore, is_part_name, user_cache_dir
+from cache.store import EmptyTableError, ShapeStore, StoredTable, is_part_name, user_cache_dir
 
 SPOOL_NAME = "unsent"
 
@@ -35,8 +37,7 @@ def upload(store: ShapeStore) -> int:
     if spool is None:
         return 0
     sent = 0
-    for table_id in spool.ids():
-        waiting = spool.open(table_id)
+    for waiting in _tables(spool):
         for name in waiting.part_names():
             store.table(waiting.identity).publish(waiting.read_part(name))
             waiting.folder.delete(name)
@@ -51,6 +52,13 @@ def unsent_records(store: ShapeStore) -> int:
     spool = spool_of(store)
     if spool is None:
         return 0
-    return sum(
-        part.table.num_rows for table_id in spool.ids() for part in spool.open(table_id).examine().parts
-    )
+    return sum(part.table.num_rows for table in _tables(spool) for part in table.examine().parts)
+
+
+def _tables(spool: ShapeStore) -> Iterator[StoredTable]:
+    for table_id in spool.ids():
+        try:
+            table = spool.open(table_id)
+        except EmptyTableError:
+            continue  # Its process was killed while it deleted the folder.
+        yield table

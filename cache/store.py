@@ -25,6 +25,7 @@ from cache.checks import check_values
 from cache.errors import SchemaError, StoreError
 from cache.folder import Folder, LocalFolder, ReadOnlyError
 from cache.identity import TableIdentity
+from cache.lock import CLAIMS_NAME
 from cache.schema import (
     StoredRecord,
     decode_table,
@@ -46,6 +47,10 @@ _NOTES = (RUNNER_NAME, LAST_USED_NAME)
 
 _READ_FOR_S = 30.0
 """For how long a table is read that compactions change all the time."""
+
+
+class EmptyTableError(StoreError):
+    """The folder has the name of a table, and nothing in it."""
 
 
 class StoreWarning(UserWarning):
@@ -102,16 +107,23 @@ class ShapeStore:
 
         Raises
         ------
+        EmptyTableError
+            When nothing is in its folder.
         StoreError
             When nothing in its folder tells its identity.
         """
         folder = self.root.child(table_id)
         try:
-            data = folder.read(IDENTITY_NAME)
-        except FileNotFoundError:
-            identity = self._identity_of_parts(folder)
-        else:
-            identity = parse_identity_file(data, f"{folder}/{IDENTITY_NAME}")
+            identity = parse_identity_file(folder.read(IDENTITY_NAME), f"{folder}/{IDENTITY_NAME}")
+        except SchemaError:
+            raise
+        except (StoreError, FileNotFoundError) as error:
+            try:
+                identity = self._identity_of_parts(folder)
+            except EmptyTableError:
+                raise
+            except StoreError as other:
+                raise (error if isinstance(error, StoreError) else other) from None
         if identity.id != table_id:
             raise StoreError(
                 f"{folder} holds the table {identity.id}, whose name its folder must have; rename it back."
@@ -127,6 +139,11 @@ class ShapeStore:
                 raise
             except (StoreError, FileNotFoundError):
                 continue
+        if not set(folder.names()) - set(_NOTES) and set(folder.child_names()) <= {CLAIMS_NAME}:
+            raise EmptyTableError(
+                f"{folder} is empty, as a run leaves it that is killed early; `shapecast tables prune` "
+                "deletes it."
+            )
         raise StoreError(f"{folder} has no {IDENTITY_NAME} and no readable part file, so it is no table.")
 
 
@@ -271,8 +288,17 @@ class StoredTable:
         except SchemaError:
             raise
         except StoreError as error:
-            # The parts carry the identity as well, so the next write restores this file.
-            self._set_aside(IDENTITY_NAME, error, tidy)
+            self._restore_identity_file(error, tidy)
+
+    def _restore_identity_file(self, error: StoreError, tidy: bool) -> None:
+        """Write the file anew: it is for people, and the parts carry the identity as well."""
+        done = "ignored"
+        if tidy:
+            with suppress(ReadOnlyError, FileNotFoundError):
+                self.folder.set_aside(IDENTITY_NAME, QUARANTINE_NAME)
+                self.folder.publish(IDENTITY_NAME, identity_file(self.identity))
+                done = f"set aside under {QUARANTINE_NAME}/ and written anew"
+        warnings.warn(f"{error} It is {done}; no record depends on it.", StoreWarning, stacklevel=5)
 
     def _trusted(self, name: str, tidy: bool) -> Part | None:
         try:

@@ -67,23 +67,30 @@ def verify(
 ) -> None:
     """Check every file, digest, key and record. Changes nothing."""
     from cache.errors import StoreError
+    from cache.store import EmptyTableError
     from pipeline.tables.find import find_table, open_store, short
+    from pipeline.tables.listing import no_tables
     from pipeline.tables.verify import specs_of, verify_table
 
     store, specs = open_store(tables), specs_of(config)
-    wrong = 0
+    wrong = checked = 0
     names = [find_table(store, text).identity.id for text in ids] if ids else store.ids()
     for name in names:
         try:
             facts, problems = verify_table(store.open(name), recompute, specs)
+        except EmptyTableError:
+            continue
         except StoreError as error:
             facts, problems = "cannot be opened", [str(error)]
+        checked += 1
         wrong += bool(problems)
         typer.echo(f"{short(name)}: {facts}; {'all right' if not problems else f'{len(problems)} wrong'}.")
         for problem in problems:
             typer.echo(f"  {problem}")
+    if not checked:
+        typer.echo(no_tables(store))
     if wrong:
-        raise StoreError(f"{wrong:,} of {len(names):,} tables are not all right; see above.")
+        raise StoreError(f"{wrong:,} of {checked:,} tables are not all right; see above.")
 
 
 @tables_app.command()
@@ -177,13 +184,14 @@ def prune(
 
     from cache.errors import UsageError
     from pipeline.tables.change import parse_time, prunable, remove_tables
-    from pipeline.tables.find import find_tables, open_store
+    from pipeline.tables.find import empty_folders, find_tables, open_store
 
     if older_than is None and unused_since is None:
         raise UsageError("Which tables are to go is not said; give --older-than or --unused-since, or both.")
     now = datetime.now(UTC)
     times = parse_time(older_than, "--older-than", now), parse_time(unused_since, "--unused-since", now)
-    chosen = prunable(find_tables(open_store(tables), []), *times)
-    remove_tables(chosen, typer.echo, yes=yes)
-    if not chosen:
+    store = open_store(tables)
+    chosen, empty = prunable(find_tables(store, []), *times), empty_folders(store)
+    remove_tables(chosen, typer.echo, yes=yes, empty=empty)
+    if not chosen and not empty:
         typer.echo("No table is that old or unused.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import warnings
 from dataclasses import replace
@@ -107,16 +106,29 @@ def test_a_foreign_file_in_a_table_is_set_aside(tmp_path: Path) -> None:
     assert (stranger.parent / "quarantine" / "notes.txt").read_text() == "mine"
 
 
-def test_an_edited_identity_file_is_set_aside_and_written_again(tmp_path: Path) -> None:
+NO_IDENTITY = [b"", b"\xff\xfe", b"[1]", b"{}", b"[" * 100_000, b'{"schema_version": 1}',
+               b'{"schema_version": 1, "id": "a", "label": "b", "identity": []}',
+               b'{"schema_version": 1, "id": "a", "label": "b", "identity": {"runner": NaN}}']  # fmt: skip
+
+
+@pytest.mark.parametrize("content", [None, *NO_IDENTITY], ids=lambda content: str(content)[:20])
+def test_a_wrong_identity_file_is_set_aside_and_written_anew(tmp_path: Path, content: bytes | None) -> None:
     table = table_at(tmp_path)
     table.append(stored(range(2)))
     path = tmp_path / IDENTITY.id / "identity.json"
-    path.write_text(path.read_text().replace('"fake"', '"fake2"'))
-    with pytest.warns(StoreWarning, match="it was edited"):
-        assert dict(table.load()) == expected(range(2))
+    sound = path.read_bytes()
+    wrong = sound.replace(b'"fake"', b'"fake2"') if content is None else content
+    path.write_bytes(wrong)
     assert ShapeStore(tmp_path).open(IDENTITY.id).identity == IDENTITY
-    table.append(stored(range(2, 3)))
-    assert json.loads(path.read_text())["identity"]["runner"] == "fake"
+    (problem,) = table_at(tmp_path).examine().problems
+    assert ("was edited: it says" if content is None else "is not an identity file") in problem
+    with pytest.warns(StoreWarning) as caught:
+        assert dict(table.load()) == expected(range(2))
+    assert [str(one.message) for one in caught] == [
+        f"{problem} It is set aside under quarantine/ and written anew; no record depends on it."
+    ]
+    assert (path.parent / "quarantine" / "identity.json").read_bytes() == wrong
+    assert path.read_bytes() == sound
 
 
 def test_reading_without_tidying_leaves_an_untrusted_file_where_it_is(tmp_path: Path) -> None:
@@ -202,6 +214,7 @@ def test_a_table_is_opened_by_the_identity_in_its_parts_when_the_identity_file_i
     assert ShapeStore(tmp_path).open(IDENTITY.id).identity == IDENTITY
     for path in part_paths(tmp_path):
         path.unlink()
+    (tmp_path / IDENTITY.id / "notes.txt").write_text("mine")
     with pytest.raises(StoreError, match=r"no identity\.json and no readable part file"):
         ShapeStore(tmp_path).open(IDENTITY.id)
 

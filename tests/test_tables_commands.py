@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cache.identity import TableIdentity
+from cache.lock import LocalLock
 from cache.schema import StoredRecord, decode_table, records_of
 from cache.shapes import ForwardShapeKey
 from cache.store import ShapeStore, part_name
@@ -126,7 +127,8 @@ def test_verify_finds_a_key_that_cannot_be(shapecast: Shapecast, tables: Path) -
     impossible = ForwardShapeKey(False, 1, 5, 9)
     object.__setattr__(impossible, "seq_len", 2)
     table_at(tables).append([StoredRecord(impossible, record(1), 1, 1.0)])
-    assert "seq_len is 2; it must be at least query_len (5)" in shapecast("tables", "verify", expect=1).stdout
+    done = shapecast("tables", "verify", expect=1)
+    assert "its row 1 has the seq_len 2; expected no less than query_len." in done.stdout
 
 
 def test_verify_finds_a_table_in_the_folder_of_another(shapecast: Shapecast, tables: Path) -> None:
@@ -242,6 +244,36 @@ def test_rm_says_what_it_would_do_until_yes(shapecast: Shapecast, tables: Path) 
     assert len(ShapeStore(tables).ids()) == 2
     assert "Deleted" in shapecast("tables", "rm", IDENTITY.id[:10], "--yes").stdout
     assert ShapeStore(tables).ids() == [OTHER.id]
+
+
+def test_a_folder_that_a_killed_run_left_empty_is_no_table(shapecast: Shapecast, tables: Path) -> None:
+    table_at(tables).append(stored([1], computed_at_us=days_ago_us(0)))
+    shell = tables / ("0" * 64)
+    shell.mkdir()
+    (shell / ".lock").touch()
+    assert "000000000000" not in shapecast("tables", "ls").stdout
+    assert "000000000000" not in shapecast("tables", "verify").stdout
+    assert "killed early" in shapecast("tables", "show", "0000", expect=1).stderr
+    shapecast("tables", "compact")
+    assert (
+        f"Would delete {shell}, which is empty." in shapecast("tables", "prune", "--older-than", "9d").stdout
+    )
+    assert shell.exists()
+    held = LocalLock(shell)
+    assert held.try_acquire()
+    assert "No table" in shapecast("tables", "prune", "--older-than", "9d", "--yes").stdout
+    held.release()
+    assert "Deleted" in shapecast("tables", "prune", "--older-than", "9d", "--yes").stdout
+    assert ShapeStore(tables).ids() == [IDENTITY.id]
+
+
+def test_a_store_of_empty_folders_has_no_tables(shapecast: Shapecast, tables: Path, tmp_path: Path) -> None:
+    (tables / ("0" * 64)).mkdir(parents=True)
+    for command in ("ls", "verify"):
+        assert f"There are no tables in {tables}." in shapecast("tables", command).stdout
+    table_at(tmp_path / "other").append(stored([1]))
+    (tmp_path / "other" / ("1" * 64)).mkdir()
+    assert "Merged 1 new records into 1 tables" in shapecast("tables", "merge", "other").stdout
 
 
 def days_ago_us(days: float) -> int:

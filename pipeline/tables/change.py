@@ -14,7 +14,8 @@ from cache.compact import compact
 from cache.compare import add_records, missing_records
 from cache.errors import OutputError, StoreError, UsageError
 from cache.exchange import SUFFIXES, decode_file, encode_file
-from cache.store import RUNNER_NAME, ShapeStore, StoredTable
+from cache.folder import Folder
+from cache.store import RUNNER_NAME, EmptyTableError, ShapeStore, StoredTable
 from cache.view import Part
 from pipeline.tables.find import short
 from pipeline.tables.listing import format_bytes, table_facts
@@ -40,15 +41,21 @@ def compact_tables(tables: Sequence[StoredTable], say: Say, *, yes: bool) -> Non
         say(_ADD_YES)
 
 
-def remove_tables(tables: Sequence[StoredTable], say: Say, *, yes: bool) -> None:
-    """Delete tables, or say what would be deleted."""
+def remove_tables(
+    tables: Sequence[StoredTable], say: Say, *, yes: bool, empty: Sequence[Folder] = ()
+) -> None:
+    """Delete tables and empty folders of such, or say what would be deleted."""
+    for folder in empty:
+        if yes:
+            folder.delete_folder()
+        say(f"{'Deleted' if yes else 'Would delete'} {folder}, which is empty.")
     for table in tables:
         facts = table_facts(table)
         what = f"{_named(table)}: {facts.records:,} records, {format_bytes(facts.bytes)}"
         if yes:
             table.folder.delete_folder()
         say(f"{'Deleted' if yes else 'Would delete'} {what}.")
-    if tables and not yes:
+    if (tables or empty) and not yes:
         say(_ADD_YES)
 
 
@@ -112,7 +119,10 @@ def merge_stores(store: ShapeStore, sources: Sequence[str], say: Say) -> None:
         if not ids:
             raise StoreError(f"{other.root} is no store: it has no tables; name the folder that holds them.")
         for table_id in ids:
-            theirs = other.open(table_id)
+            try:
+                theirs = other.open(table_id)
+            except EmptyTableError:
+                continue
             table, parts, origins = found.setdefault(table_id, (store.table(theirs.identity), [], []))
             parts += theirs.load(tidy=False).parts
             origins.append(theirs)

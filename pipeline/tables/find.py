@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from cache.errors import StoreError
 from cache.exchange import SUFFIXES, decode_file
+from cache.folder import Folder, LocalFolder
 from cache.identity import TableIdentity
-from cache.store import ShapeStore, StoredTable
+from cache.lock import lock_of
+from cache.store import EmptyTableError, ShapeStore, StoredTable
 from cache.view import Part, TableView
 from pipeline.places import places_for
 
@@ -49,9 +52,33 @@ def find_table(store: ShapeStore, text: str) -> StoredTable:
 def find_tables(store: ShapeStore, texts: Sequence[str]) -> list[StoredTable]:
     """Return the tables that are meant, each once; all when nothing is given."""
     if not texts:
-        return [store.open(table_id) for table_id in store.ids()]
+        found = []
+        for table_id in store.ids():
+            with suppress(EmptyTableError):
+                found.append(store.open(table_id))
+        return found
     found = [find_table(store, text) for text in texts]
     return list({table.identity.id: table for table in found}.values())
+
+
+def empty_folders(store: ShapeStore) -> list[Folder]:
+    """Return the folders of tables in which nothing is, and that no run is about to fill."""
+    empty = []
+    for table_id in store.ids():
+        try:
+            store.open(table_id)
+        except EmptyTableError:
+            folder = store.root.child(table_id)
+            if not isinstance(folder, LocalFolder):
+                empty.append(folder)
+                continue
+            lock = lock_of(folder)
+            if lock.try_acquire():
+                lock.release()
+                empty.append(folder)
+        except StoreError:
+            continue
+    return empty
 
 
 def read_table_or_file(store: ShapeStore, text: str) -> tuple[TableView, TableIdentity]:

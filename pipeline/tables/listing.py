@@ -14,7 +14,7 @@ from rich.table import Table
 
 from cache.errors import ConflictError, StoreError
 from cache.spool import spool_of, unsent_records
-from cache.store import LAST_USED_NAME, ShapeStore, StoredTable
+from cache.store import LAST_USED_NAME, EmptyTableError, ShapeStore, StoredTable
 from cache.view import TableView
 from pipeline.tables.find import short
 from pipeline.units import format_duration
@@ -69,18 +69,17 @@ def table_facts(table: StoredTable) -> TableFacts:
 
 def print_tables(store: ShapeStore, out: Console) -> None:
     """Print all tables of a store."""
-    ids = store.ids()
-    if not ids:
-        out.print(f"There are no tables in {escape(str(store.root))}.", soft_wrap=True)
     table = Table()
     for name in ("table", "deployment", "runner"):
         table.add_column(name, overflow="fold")
     for name in ("records", "files", "size", "last used"):
         table.add_column(name, justify="right")
     troubles = []
-    for table_id in ids:
+    for table_id in store.ids():
         try:
             stored = store.open(table_id)
+        except EmptyTableError:
+            continue
         except StoreError as error:
             troubles.append(str(error))
             continue
@@ -98,6 +97,8 @@ def print_tables(store: ShapeStore, out: Console) -> None:
         )
     if table.row_count:
         out.print(table)
+    elif not troubles:
+        out.print(no_tables(store), soft_wrap=True, markup=False)
     for trouble in troubles:
         out.print(escape(trouble), soft_wrap=True)
     waiting = unsent_records(store)
@@ -107,6 +108,11 @@ def print_tables(store: ShapeStore, out: Console) -> None:
             f"{waiting:,} records in {escape(str(spool.root))} wait for the next run to send them.",
             soft_wrap=True,
         )
+
+
+def no_tables(store: ShapeStore) -> str:
+    """Return a sentence for a store without tables."""
+    return f"There are no tables in {store.root}."
 
 
 def print_table(table: StoredTable, out: Console) -> None:
