@@ -12,6 +12,7 @@ from cache.identity import TableIdentity
 from pipeline.cell_search import CellSearch
 from pipeline.config import LoadedConfig
 from pipeline.grid import engines, is_searched, parallelisms, workloads
+from pipeline.output_names import OutputNames
 from stages.candidate import Candidate, Mode
 from stages.parallelism import Parallelism
 from stages.pd_ratio import KvTransfer
@@ -33,6 +34,8 @@ class Cell:
         The runner's title, which no other runner of the sweep has.
     model, device : str
         As the config names them.
+    model_name, device_name : str
+        As outputs name them.
     spec : RunnerSpec
         How shapes are computed.
     identity : TableIdentity
@@ -64,6 +67,8 @@ class Cell:
     tpot_limit_ms: float | None
     search: CellSearch | None = None
     transfer: KvTransfer | None = None
+    model_name: str = ""
+    device_name: str = ""
 
     def candidate(self, batch_size: int, engine: Engine | None = None) -> Candidate:
         """Return the candidate of one batch size; `engine` stands in for the cell's."""
@@ -96,7 +101,7 @@ class Cell:
 
     def __str__(self) -> str:
         return (
-            f"{self.model} on {self.device}, {self.parallelism}, {self.mode}, "
+            f"{self.model_name} on {self.device_name}, {self.parallelism}, {self.mode}, "
             f"{self.engine.max_batched_tokens} batched tokens"
         )
 
@@ -149,6 +154,8 @@ def expand(loaded: LoadedConfig) -> list[Cell]:
                         None if mode == "prefill" else config.limits.tpot_ms,
                         search,
                         None if config.ratio is None else config.ratio.kv_transfer.transfer(),
+                        specs.names.models[model],
+                        specs.names.devices[device],
                     )
                 )
         specs.check_some_are_left()
@@ -182,6 +189,7 @@ class _Specs:
 
     def __init__(self, loaded: LoadedConfig, index: int, options: RunnerOptions) -> None:
         self._loaded = loaded
+        self.names = OutputNames.of(loaded)
         self._where = "runner" if len(loaded.runners) == 1 else f"runner[{index}]"
         self._options = options
         self._known: dict[Deployment, tuple[RunnerSpec, TableIdentity] | None] = {}
@@ -214,7 +222,9 @@ class _Specs:
     def _made(self, deployment: Deployment) -> tuple[RunnerSpec, TableIdentity] | None:
         try:
             spec = self._options.spec(deployment)
-            return spec, spec.identity()
+            identity = spec.identity()
+            label = self.names.label(identity.label, deployment.model, deployment.device)
+            return spec, replace(identity, label=label)
         except ConfigError as error:
             sentence = ConfigError(
                 f"{self._loaded.path}: {deployment.model} on {deployment.device} with "

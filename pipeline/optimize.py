@@ -15,6 +15,7 @@ from cache.errors import OutputError, UsageError
 from cache.identity import content_digest
 from pipeline.cli_run import run_and_print
 from pipeline.config import LoadedConfig, load_config, parse_config
+from pipeline.output_names import short_name
 from pipeline.run import RunOptions
 from stages.runners.shipped import looks_like_path
 from stages.search import STRATEGIES
@@ -106,9 +107,14 @@ def sweep_config(question: Question) -> dict[str, Any]:
     }
     if ratio is not None:
         config["ratio"] = ratio
-    # A name of its own for every question, so that one does not refuse the folder of another.
+    # A name of its own for every question, so that one does not refuse the folder of another; the same on
+    # every machine.
+    asked = {
+        **config,
+        **{part: [short_name(text) for text in config[part]] for part in ("models", "devices")},
+    }
     model = "".join(letter if letter.isalnum() else "-" for letter in Path(question.model).stem).strip("-")
-    return {"name": f"optimize-{model}-{content_digest(config)[:8]}", **config}
+    return {"name": f"optimize-{model}-{content_digest({**config, **named})[:8]}", **config}
 
 
 def _parallel_search(question: Question) -> dict[str, Any]:

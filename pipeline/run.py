@@ -25,6 +25,7 @@ from pipeline.evaluated import Evaluated, evaluated_rows
 from pipeline.execute import compute, original_error
 from pipeline.frozen import FrozenSpec
 from pipeline.graph import build_graph, stage_and_cell
+from pipeline.output_names import OutputNames
 from pipeline.outputs import (
     BEST_NAME,
     LOG_NAME,
@@ -131,7 +132,7 @@ def run_sweep(loaded: LoadedConfig, options: RunOptions, console: Console) -> Sw
     if options.frozen:
         refuse_missing(survey(cells, places))
         cells = [replace(cell, spec=FrozenSpec(cell.spec)) for cell in cells]
-    config = loaded.config.as_json()
+    config = OutputNames.of(loaded).config(loaded)
     run = run_digest(config, sorted({cell.identity.id for cell in cells}))
     watch = Watch()
     start_run(watch)
