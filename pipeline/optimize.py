@@ -109,10 +109,7 @@ def sweep_config(question: Question) -> dict[str, Any]:
         config["ratio"] = ratio
     # A name of its own for every question, so that one does not refuse the folder of another; the same on
     # every machine.
-    asked = {
-        **config,
-        **{part: [short_name(text) for text in config[part]] for part in ("models", "devices")},
-    }
+    named = {part: [short_name(text) for text in config[part]] for part in ("models", "devices")}
     model = "".join(letter if letter.isalnum() else "-" for letter in Path(question.model).stem).strip("-")
     return {"name": f"optimize-{model}-{content_digest({**config, **named})[:8]}", **config}
 

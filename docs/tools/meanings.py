@@ -3,10 +3,10 @@
 MEANINGS = {
     "SweepConfig.name": "Name of the sweep; its outputs go to `out/NAME` by default.",
     "SweepConfig.runner": "What computes latencies: `kind`, and the fields of that [runner](#runners).",
-    "SweepConfig.models": "Names that the runner knows, or paths relative to this file; outputs name an absolute "
-    "path by its [last part](../guides/sweep.md#a-model-of-your-own).",
-    "SweepConfig.devices": "Names that the runner knows, or paths relative to this file; outputs name an absolute "
-    "path by its [last part](../guides/sweep.md#a-model-of-your-own).",
+    "SweepConfig.models": "Names that the runner knows, or paths relative to this file; outputs name an "
+    "absolute path by its [last part](../guides/sweep.md#a-model-of-your-own).",
+    "SweepConfig.devices": "Names that the runner knows, or paths relative to this file; outputs name an "
+    "absolute path by its [last part](../guides/sweep.md#a-model-of-your-own).",
     "SweepConfig.parallelism": "How a model is spread over devices.",
     "SweepConfig.modes": "What is deployed: see [modes](../concepts/modes.md).",
     "SweepConfig.ratio": "Sweep both halves with device counts of their own, and pair them.",
