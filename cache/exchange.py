@@ -10,7 +10,7 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,20 @@ from cache.identity import TableIdentity
 from cache.schema import COLUMNS, SCHEMA, check_schema_version, decode_table, encode_table, written_form
 from cache.store import is_part_name, part_name
 
+
+class _CellError(ValueError):
+    """A cell of a CSV file that holds no value of its column."""
+
+
+_CSV_ERRORS = (
+    ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, pa.ArrowException,
+)  # fmt: skip
+_CSV_HEAD_LINES = 6
+
 SUFFIXES = (".parquet", ".csv")
 
 _DIGEST_KEY = b"shapecast.content_sha256"
+_PARQUET_MAGIC = b"PAR1"
 _CSV_TITLE = "# shapecast table"
 
 
@@ -73,6 +84,11 @@ def decode_file(path: Path) -> tuple[pa.Table, TableIdentity]:
         raise StoreError(f"The file {path} cannot be read ({error.strerror}); check the path.") from error
     if data.startswith(_CSV_TITLE.encode()):
         table, identity, digest = _decode_csv(data, str(path))
+    elif not data.startswith(_PARQUET_MAGIC) and not is_part_name(path.name):
+        raise StoreError(
+            f"{path} is no exported table: it begins neither like a Parquet file nor with the line "
+            f"{_CSV_TITLE!r}; give a file that `shapecast tables export` wrote."
+        )
     else:
         table, identity = decode_table(data, str(path))
         digest = (pq.read_metadata(pa.BufferReader(data)).metadata or {}).get(_DIGEST_KEY, b"").decode()
@@ -80,6 +96,7 @@ def decode_file(path: Path) -> tuple[pa.Table, TableIdentity]:
         if path.name != part_name(data):
             raise StoreError(f"{path} is not named by the digest of its content; get an unchanged copy.")
     elif digest != content_sha256(table, identity):
+        _refuse_cut(data, str(path))
         raise StoreError(
             f"The content of {path} does not have the digest that it names ({digest[:12] or 'none'}); it was "
             "changed or damaged on its way: get an unchanged copy."
@@ -132,18 +149,34 @@ def _decode_csv(data: bytes, source: str) -> tuple[pa.Table, TableIdentity, str]
         names = dict(line[2:].rstrip("\r\n").split(": ", 1) for line in lines[1:5])
         check_schema_version(names["schema_version"], source)
         identity = TableIdentity.from_json(json.loads(names["identity"]), json.loads(names["label"]))
+        _ = identity.id  # Made now, for what is no identity has none.
         rows = list(csv.DictReader(lines[5:]))
-        columns = [
-            pa.array([_csv_value(row, name) for row in rows], SCHEMA.field(name).type) for name in COLUMNS
-        ]
+        columns = [pa.array(_csv_column(rows, name), SCHEMA.field(name).type) for name in COLUMNS]
         return pa.Table.from_arrays(columns, schema=SCHEMA), identity, names["content_sha256"]
-    except (ValueError, TypeError, KeyError, pa.ArrowException) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise StoreError(f"{source} is not a table that shapecast exported ({reason}).") from error
+    except _CSV_ERRORS as error:
+        _refuse_cut(data, source)
+        reason = (
+            str(error) if isinstance(error, _CellError) else "its head or its columns are of another kind"
+        )
+        raise StoreError(f"{source} is not a table that shapecast exported: {reason}.") from error
 
 
-def _csv_value(row: Mapping[str, Any], name: str) -> Any:
-    text = row.get(name)
+def _refuse_cut(data: bytes, source: str) -> None:
+    if data.startswith(_CSV_TITLE.encode()) and not data.endswith(b"\n"):
+        raise StoreError(f"{source} ends in the middle of a line, so it was cut short; get a whole copy.")
+
+
+def _csv_column(rows: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+    values = []
+    for number, row in enumerate(rows, start=_CSV_HEAD_LINES + 1):
+        try:
+            values.append(_csv_value(row.get(name), name))
+        except (ValueError, KeyError):
+            raise _CellError(f"line {number} has the {name} {row.get(name)!r}") from None
+    return values
+
+
+def _csv_value(text: str | None, name: str) -> Any:
     kind = SCHEMA.field(name).type
     if not text:
         return None

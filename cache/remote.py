@@ -50,8 +50,7 @@ def remote_folder(url: str) -> Folder:
         system, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
         raise StoreError(
-            f"The tables {shown} need a package that is not installed ({error.name or 'an fsspec backend'}); "
-            "for S3 run: pip install 'shapecast[s3]'."
+            f"The tables {shown} need a package that is not installed{_missing(url, error.name)}."
         ) from None
     except ValueError:
         raise UsageError(
@@ -63,6 +62,18 @@ def remote_folder(url: str) -> Folder:
 
         return LocalFolder(Path(path))
     return RemoteFolder(system, path.rstrip("/"), shown.rstrip("/"))
+
+
+def _missing(url: str, module: str | None) -> str:
+    """Return what is known of a package that is not installed, as the end of a sentence."""
+    from fsspec.registry import known_implementations
+
+    protocol = urlsplit(url).scheme
+    if protocol in ("s3", "s3a"):
+        return ": run pip install 'shapecast[s3]'"
+    # A fixed text of fsspec, such as "Install gcsfs to access Google Storage", not one of the server's.
+    hint = known_implementations.get(protocol, {}).get("err") or module
+    return f" ({hint})" if hint else ""
 
 
 class RemoteFolder(Folder):

@@ -12,7 +12,7 @@ from cache.folder import UnreachableError
 from cache.lock import lock_of
 from cache.schema import KeyRow, key_values, record_digest_text
 from cache.shapes import ForwardLatencyRecord, ForwardShapeKey
-from cache.store import StoredTable, StoreWarning
+from cache.store import StoredTable, StoreWarning, short_id
 from cache.view import TableView
 from cache.writer import RecordWriter
 
@@ -63,7 +63,8 @@ class TableSession(Mapping[ForwardShapeKey, ForwardLatencyRecord]):
             if self._view is None:
                 raise
             self._stale = True
-            warnings.warn(f"{error} The run goes on with what it knows.", StoreWarning, stacklevel=2)
+            text = self._table.without_id(f"{error} The run goes on with what it knows.")
+            warnings.warn(text, StoreWarning, stacklevel=1)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -96,8 +97,10 @@ class TableSession(Mapping[ForwardShapeKey, ForwardLatencyRecord]):
         waiting = False
         while not self._lock.try_acquire():
             if not waiting:
+                identity = self._table.identity
                 warnings.warn(
-                    f"Another run computes for {self._table.folder}; this one waits and uses its records.",
+                    f"Another run computes for the table {short_id(identity.id)} ({identity.label}); this "
+                    "one waits and uses its records.",
                     StoreWarning,
                     stacklevel=2,
                 )

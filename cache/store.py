@@ -173,6 +173,11 @@ class StoredTable:
         self.folder = folder
         self.identity = identity
 
+    def without_id(self, text: str) -> str:
+        """Return a message with the store in the place of this table's folder."""
+        folder = str(self.folder)
+        return text.replace(folder, folder.removesuffix(self.identity.id).rstrip("/\\"))
+
     def part_names(self) -> list[str]:
         """Return the names of the part files."""
         return [name for name in self.folder.names() if is_part_name(name)]

@@ -72,7 +72,9 @@ class RecordWriter:
                 self._publish(self._rows)
         except ReadOnlyError as error:
             self.keeps_records = False
-            warnings.warn(f"{error} New records are not kept.", StoreWarning, stacklevel=3)
+            # It names the store and always stands here, so that a run over many tables says it once.
+            text = self._table.without_id(f"{error} New records are not kept.")
+            warnings.warn(text, StoreWarning, stacklevel=1)
         self._rows = []
 
     def _publish(self, rows: list[StoredRecord]) -> None:

@@ -67,8 +67,8 @@ def verify(
 ) -> None:
     """Check every file, digest, key and record. Changes nothing."""
     from cache.errors import StoreError
-    from cache.store import EmptyTableError
-    from pipeline.tables.find import find_table, open_store, short
+    from cache.store import EmptyTableError, short_id
+    from pipeline.tables.find import find_table, open_store
     from pipeline.tables.listing import no_tables
     from pipeline.tables.verify import specs_of, verify_table
 
@@ -84,7 +84,7 @@ def verify(
             facts, problems = "cannot be opened", [str(error)]
         checked += 1
         wrong += bool(problems)
-        typer.echo(f"{short(name)}: {facts}; {'all right' if not problems else f'{len(problems)} wrong'}.")
+        typer.echo(f"{short_id(name)}: {facts}; {'all right' if not problems else f'{len(problems)} wrong'}.")
         for problem in problems:
             typer.echo(f"  {problem}")
     if not checked:
@@ -125,7 +125,7 @@ def merge(
     from pipeline.tables.change import merge_stores
     from pipeline.tables.find import open_store
 
-    merge_stores(open_store(tables), sources, typer.echo)
+    merge_stores(open_store(tables, to_write=True), sources, typer.echo)
 
 
 @tables_app.command("export")
@@ -152,7 +152,7 @@ def import_(
     from pipeline.tables.change import import_table
     from pipeline.tables.find import open_store
 
-    import_table(open_store(tables), file, typer.echo)
+    import_table(open_store(tables, to_write=True), file, typer.echo)
 
 
 @tables_app.command()

@@ -219,6 +219,15 @@ def test_a_run_on_read_only_tables_uses_them_and_says_that_nothing_is_kept(
     assert (runs.base / "second" / "results.parquet").exists()
 
 
+def test_many_read_only_tables_are_one_line(read_only_tables: SlowRuns) -> None:
+    runs = read_only_tables
+    names = [f"model-{number}" for number in range(6)]
+    runs.config.write_text(runs.config.read_text().replace("[one]", f"[{', '.join(['one', *names])}]"))
+    message = runs.finish("second", call_s=0.0)
+    assert message.count("\n") == 1
+    assert f"The table folder {runs.tables} is read-only" in message
+
+
 @pytest.mark.parametrize("damage", ["truncated", "garbled", "emptied", "foreign"])
 def test_a_run_sets_a_damaged_file_aside_and_computes_its_shapes_again(runs: SlowRuns, damage: str) -> None:
     runs.finish("a", call_s=0.0)

@@ -68,8 +68,16 @@ def test_an_unknown_kind_of_url_is_refused() -> None:
 def test_a_backend_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     fsspec.registry  # noqa: B018
-    with pytest.raises(StoreError, match=r"not installed .* pip install 'shapecast\[s3\]'"):
+    with pytest.raises(StoreError, match=r"not installed: run pip install 'shapecast\[s3\]'"):
         remote_folder("s3://never-used-before/prefix")
+
+
+def test_the_package_of_another_kind_of_url_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec.implementations.http", None)
+    monkeypatch.delitem(fsspec.registry, "http", raising=False)
+    with pytest.raises(StoreError, match=r"not installed \(.*\"requests\" and \"aiohttp\".*\)\.$") as caught:
+        remote_folder("http://example.invalid/prefix")
+    assert "s3" not in str(caught.value).lower()
 
 
 # the rules, on the in-memory file system

@@ -276,6 +276,14 @@ def test_a_store_of_empty_folders_has_no_tables(shapecast: Shapecast, tables: Pa
     assert "Merged 1 new records into 1 tables" in shapecast("tables", "merge", "other").stdout
 
 
+@pytest.mark.parametrize("command", ["ls", "verify", "compact", "show 12", "rm 12", "prune --older-than 1d"])
+def test_a_folder_that_is_named_and_not_there_is_an_error(shapecast: Shapecast, command: str) -> None:
+    done = shapecast("tables", *command.split(), "--tables", "nowhere", expect=1)
+    assert done.stderr == (
+        "shapecast: error: The folder nowhere does not exist, so no tables are there; check --tables.\n"
+    )
+
+
 def days_ago_us(days: float) -> int:
     return int((time.time() - days * 86400) * 1e6)
 

@@ -88,6 +88,15 @@ def test_a_folder_that_is_no_store_is_not_merged(shapecast: Shapecast, tmp_path:
         assert f"{name} is no store: it has no tables; name the folder that holds them." in done.stderr
 
 
+def test_a_file_is_not_merged(shapecast: Shapecast, tables: Path) -> None:
+    table_at(tables).append(stored(range(3)))
+    shapecast("tables", "export", IDENTITY.id[:6], "t.csv")
+    assert shapecast("tables", "merge", "t.csv", expect=1).stderr == (
+        "shapecast: error: t.csv is a file, not a store; name the folder that holds the tables, or take an "
+        "exported file in with `shapecast tables import`.\n"
+    )
+
+
 # export, import
 
 
@@ -140,9 +149,13 @@ def test_an_export_needs_a_format(shapecast: Shapecast, tables: Path) -> None:
 
 
 @pytest.mark.parametrize(("content", "message"), [
-    (b"", "is not a readable Parquet file"),
-    (b"a,b\n1,2\n", "is not a readable Parquet file"),
-    (b"# shapecast table\n# nothing: more\n", "is not a table that shapecast exported"),
+    (b"", "t.csv is no exported table: it begins neither like a Parquet file nor with"),
+    (b"a,b\n1,2\n", "t.csv is no exported table: it begins neither like a Parquet file nor with"),
+    (b"PAR1 and nothing more", "is not a readable Parquet file"),
+    (b"# shapecast table\n# nothing: more\n", "not a table that shapecast exported: its head"),
+    (b"# shapecast table\n# schema_version: 1\n# identity: {\"settings\": 5}\n# label: \"\"\n"
+     b"# content_sha256: 0\nx\n",
+     "not a table that shapecast exported: its head"),
     (b"# shapecast table\n# schema_version: 1\n# identity: {}\n# label: \"\"\n# content_sha256: 0\nx\n1\n",
      "is not a table that shapecast exported"),
     (b"# shapecast table\n# schema_version: 99\n# identity: {}\n# label: \"\"\n# content_sha256: 0\nx\n1\n",
@@ -185,6 +198,31 @@ def test_a_changed_csv_file_is_not_imported(
     done = shapecast("tables", "import", "t.csv", "--tables", "new", expect=1)
     assert "The content of t.csv does not have the digest that it names" in done.stderr
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4])
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.8, 0.99])
+def test_a_csv_file_that_is_cut_short_is_not_imported(
+    shapecast: Shapecast, tables: Path, tmp_path: Path, rows: int, share: float
+) -> None:
+    table_at(tables).append(stored(range(5)))
+    shapecast("tables", "export", IDENTITY.id[:6], "t.csv")
+    lines = (tmp_path / "t.csv").read_text().splitlines(keepends=True)
+    last = lines[6 + rows]
+    (tmp_path / "t.csv").write_text("".join(lines[: 6 + rows]) + last[: int(share * len(last))])
+    done = shapecast("tables", "import", "t.csv", "--tables", "new", expect=1)
+    assert "ends in the middle of a line, so it was cut short; get a whole copy." in done.stderr
+
+
+def test_a_cell_that_is_no_value_is_named(shapecast: Shapecast, tables: Path, tmp_path: Path) -> None:
+    table_at(tables).append(stored(range(5)))
+    shapecast("tables", "export", IDENTITY.id[:6], "t.csv")
+    text = (tmp_path / "t.csv").read_text()
+    (tmp_path / "t.csv").write_text(text.replace("2025-10-09T", "yesterday ", 1))
+    done = shapecast("tables", "import", "t.csv", expect=1)
+    assert (
+        "t.csv is not a table that shapecast exported: line 7 has the computed_at 'yesterday " in done.stderr
+    )
 
 
 def test_a_changed_parquet_file_is_not_imported(shapecast: Shapecast, tables: Path, tmp_path: Path) -> None:

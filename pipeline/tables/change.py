@@ -15,9 +15,8 @@ from cache.compare import add_records, missing_records
 from cache.errors import OutputError, StoreError, UsageError
 from cache.exchange import SUFFIXES, decode_file, encode_file
 from cache.folder import Folder
-from cache.store import RUNNER_NAME, EmptyTableError, ShapeStore, StoredTable
+from cache.store import RUNNER_NAME, EmptyTableError, ShapeStore, StoredTable, short_id
 from cache.view import Part
-from pipeline.tables.find import short
 from pipeline.tables.listing import format_bytes, table_facts
 
 Say = Callable[[str], None]
@@ -114,6 +113,11 @@ def merge_stores(store: ShapeStore, sources: Sequence[str], say: Say) -> None:
     """
     found: dict[str, tuple[StoredTable, list[Part], list[StoredTable]]] = {}
     for source in sources:
+        if Path(source).is_file():
+            raise StoreError(
+                f"{source} is a file, not a store; name the folder that holds the tables, or take an "
+                "exported file in with `shapecast tables import`."
+            )
         other = ShapeStore(source)
         ids = other.ids()
         if not ids:
@@ -194,4 +198,4 @@ def import_table(store: ShapeStore, path: Path, say: Say) -> None:
 
 def _named(table: StoredTable) -> str:
     label = table.identity.label
-    return f"{short(table.identity.id)} ({label})" if label else short(table.identity.id)
+    return f"{short_id(table.identity.id)} ({label})" if label else short_id(table.identity.id)

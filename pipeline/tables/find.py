@@ -12,7 +12,7 @@ from cache.exchange import SUFFIXES, decode_file
 from cache.folder import Folder, LocalFolder
 from cache.identity import TableIdentity
 from cache.lock import lock_of
-from cache.store import EmptyTableError, ShapeStore, StoredTable
+from cache.store import EmptyTableError, ShapeStore, StoredTable, short_id
 from cache.view import Part, TableView
 from pipeline.places import places_for
 
@@ -23,9 +23,19 @@ class UnknownTableError(StoreError):
     """No table, or more than one, is meant."""
 
 
-def open_store(tables: str | None) -> ShapeStore:
-    """Return the store at a path or URL; the default one when none is given."""
-    return ShapeStore(places_for(tables).tables)
+def open_store(tables: str | None, *, to_write: bool = False) -> ShapeStore:
+    """Return the store at a path or URL; the default one when none is given.
+
+    Raises
+    ------
+    StoreError
+        When a folder is named that does not exist, and the store is not to be made.
+    """
+    store = ShapeStore(places_for(tables).tables)
+    root = store.root
+    if tables and not to_write and isinstance(root, LocalFolder) and not root.path.exists():
+        raise StoreError(f"The folder {tables} does not exist, so no tables are there; check --tables.")
+    return store
 
 
 def find_table(store: ShapeStore, text: str) -> StoredTable:
@@ -90,11 +100,6 @@ def read_table_or_file(store: ShapeStore, text: str) -> tuple[TableView, TableId
     return table.load(tidy=False), table.identity
 
 
-def short(table_id: str) -> str:
-    """Return as much of an id as people need."""
-    return table_id[:12]
-
-
 def _close(store: ShapeStore, ids: Sequence[str], text: str) -> list[str]:
     beginnings = {table_id[: len(text)]: table_id for table_id in ids}
     close = [
@@ -106,7 +111,7 @@ def _close(store: ShapeStore, ids: Sequence[str], text: str) -> list[str]:
 
 
 def _named(store: ShapeStore, ids: Sequence[str]) -> str:
-    named = [f"{short(table_id)} ({_label(store, table_id)})" for table_id in ids[:_SHOWN]]
+    named = [f"{short_id(table_id)} ({_label(store, table_id)})" for table_id in ids[:_SHOWN]]
     more = len(ids) - len(named)
     return ", ".join(named) + (f" and {more} more" if more else "")
 

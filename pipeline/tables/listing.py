@@ -14,9 +14,8 @@ from rich.table import Table
 
 from cache.errors import ConflictError, StoreError
 from cache.spool import spool_of, unsent_records
-from cache.store import LAST_USED_NAME, EmptyTableError, ShapeStore, StoredTable
+from cache.store import LAST_USED_NAME, EmptyTableError, ShapeStore, StoredTable, short_id
 from cache.view import TableView
-from pipeline.tables.find import short
 from pipeline.units import format_duration
 
 
@@ -87,7 +86,7 @@ def print_tables(store: ShapeStore, out: Console) -> None:
         if facts.trouble:
             troubles.append(facts.trouble)
         table.add_row(
-            short(table_id),
+            short_id(table_id),
             escape(stored.identity.label),
             escape(stored.identity.runner),
             f"{facts.records:,}",

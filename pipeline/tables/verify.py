@@ -42,14 +42,14 @@ def verify_table(table: StoredTable, recompute: int, specs: Specs) -> tuple[str,
         for key in view:  # A key or record that cannot be is refused when it is made.
             _ = view[key]
     except (ShapecastError, ValueError, TypeError) as error:
-        return facts, [*problems, _sentence(f"{table.folder} holds a record that cannot be used: {error}")]
+        return facts, [*problems, _sentence(f"A record cannot be used: {error}")]
     if recompute:
         try:
             runner = _spec(table, specs).build()
         except (ShapecastError, ImportError) as error:
-            return facts, [*problems, _sentence(f"{table.folder} cannot be computed again: {error}")]
+            return facts, [*problems, _sentence(f"It cannot be computed again: {error}")]
         wrong = recomputed_differences(view, runner, recompute, random.SystemRandom().sample)
-        problems += [_sentence(f"{table.folder}: {text}") for text in wrong]
+        problems += [_sentence(text[0].upper() + text[1:]) for text in wrong]
         facts += f", {min(recompute, len(view)):,} computed again"
     return facts, problems
 
