@@ -1,178 +1,80 @@
-"""The command line: a thin root; each larger command has a module of its own, imported when it is used."""
+"""The way into the command line; it imports little, so that Ctrl-C is answered from the first moment on."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from enum import StrEnum
-from pathlib import Path
-from typing import Annotated
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import typer
+if TYPE_CHECKING:
+    from pipeline.cli_app import app
 
-from cache.errors import ShapecastError
-from pipeline.cli_optimize import optimize
-from pipeline.cli_options import ManyValues
-from pipeline.cli_tables import Tables, tables_app
-from pipeline.terminal import plain_warnings, print_error
-
-app = typer.Typer(
-    name="shapecast",
-    help="Exact, cached capacity planning for LLM serving.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+__all__ = ["app", "main"]
 
 
-app.add_typer(tables_app)
+def __getattr__(name: str) -> Any:
+    """Import the commands when they are asked for."""
+    if name == "app":
+        from pipeline import cli_app
+
+        return cli_app.app
+    raise AttributeError(f"module 'pipeline.cli' has no attribute {name!r}")
 
 
-SCHEDULERS = ("threads", "processes", "single-threaded")
+_DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 
-def _scheduler(value: str) -> str:
-    if value in SCHEDULERS or value.startswith(("tcp://", "tls://")):
-        return value
-    raise typer.BadParameter(
-        f"{value!r} is none of {', '.join(SCHEDULERS)}, nor the address of a Dask scheduler (tcp://HOST:PORT)."
-    )
+class _EndedError(BaseException):
+    """A signal asked the command to end; no `except Exception` on the way keeps it."""
 
 
-class ReportFormat(StrEnum):
-    """What a report is written as."""
-
-    HTML = "html"
-    MD = "md"
-    CSV = "csv"
-
-
-def _version(value: bool) -> None:
-    if value:
-        from importlib.metadata import version
-
-        typer.echo(f"shapecast {version('shapecast')}")
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Exact, cached capacity planning for LLM serving."""
-
-
-@app.command()
-def run(
-    config: Annotated[Path, typer.Argument(help="A sweep config, YAML.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Folder of the run's files. [default: out/NAME]")
-    ] = None,
-    tables: Tables = None,
-    scheduler: Annotated[
-        str,
-        typer.Option(
-            "--scheduler",
-            callback=_scheduler,
-            help="Where tasks run: threads, processes, single-threaded, or a Dask cluster's tcp://HOST:PORT.",
-        ),
-    ] = "threads",
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", min=1, help="Threads or processes. [default: cores]")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the output folder.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the summary as one JSON document, for scripts.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a different run in the folder.")] = False,
-    frozen: Annotated[
-        bool, typer.Option("--frozen", help="Compute nothing; fail when a shape has no record.")
-    ] = False,
-) -> None:
-    """Run a sweep and write its results."""
-    from pipeline.cli_run import run_command
-
-    run_command(
-        config, out, tables, scheduler, jobs, quiet=quiet, as_json=as_json, force=force, frozen=frozen
-    )
-
-
-app.command(cls=ManyValues)(optimize)
-
-
-@app.command()
-def plan(
-    config: Annotated[Path, typer.Argument(help="A sweep config, YAML.")],
-    tables: Tables = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Show what a run would compute, without running it."""
-    from pipeline.cli_plan import plan_command
-
-    plan_command(config, tables, as_json=as_json)
-
-
-@app.command()
-def report(
-    out: Annotated[Path, typer.Argument(help="The output folder of a run.")],
-    kind: Annotated[
-        ReportFormat, typer.Option("--format", help="A page, Markdown, or all rows as CSV.")
-    ] = ReportFormat.HTML,
-    to: Annotated[
-        Path | None, typer.Option("--to", help="The file to write. [default: OUT/report.FORMAT]")
-    ] = None,
-) -> None:
-    """Make the report of a run again, from its results.parquet alone."""
-    from pipeline.cli_report import report_command
-
-    report_command(out, str(kind), to)
-
-
-@app.command()
-def compare(
-    out_a: Annotated[Path, typer.Argument(help="The output folder of one run.")],
-    out_b: Annotated[Path, typer.Argument(help="The output folder of another.")],
-    html: Annotated[Path | None, typer.Option("--html", help="Also write the comparison as a page.")] = None,
-) -> None:
-    """Show what changed between two runs: config, tables, records, best deployments, candidates."""
-    from pipeline.cli_report import compare_command
-
-    compare_command(out_a, out_b, html)
-
-
-@app.command()
-def models(
-    runner: Annotated[str, typer.Option("--runner", help="Whose models.")] = "roofline",
-) -> None:
-    """List the models that a runner knows by name."""
-    from pipeline.cli_lists import print_models
-
-    print_models(runner)
-
-
-@app.command()
-def devices(
-    runner: Annotated[str, typer.Option("--runner", help="Whose devices.")] = "roofline",
-) -> None:
-    """List the devices that a runner knows by name."""
-    from pipeline.cli_lists import print_devices
-
-    print_devices(runner)
-
-
-def main() -> None:
+def main() -> NoReturn:
     """Run the command line; errors are one sentence and an exit code."""
-    plain_warnings()
+    received: list[int] = []
+
+    def end(number: int, _frame: object) -> None:
+        if received:  # Asked twice.
+            os._exit(128 + number)
+        received.append(number)
+        raise _EndedError
+
+    before: dict[int, Any] = {}
     try:
-        app()
-    except ShapecastError as error:
-        print_error(error)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print_error(KeyboardInterrupt("interrupted; records that were published are kept."))
-        sys.exit(130)
+        if threading.current_thread() is threading.main_thread():
+            for ending, default in _DEFAULTS.items():
+                if signal.getsignal(ending) == default:  # A shell's background job ignores Ctrl-C, and shall.
+                    before[ending] = signal.signal(ending, end)
+        code = _run()
+    except BaseException:
+        if not received:
+            raise
+        from pipeline.streams import print_error
+
+        print_error("interrupted; records that were published are kept.")
+        code = 128 + received[0]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    sys.exit(code)
+
+
+def _run() -> int:
+    from pipeline.streams import open_closed_streams, output_problem, told
+
+    open_closed_streams()
+    from pipeline.cli_app import run_app
+
+    try:
+        code = run_app()
+    except OSError:
+        problem = output_problem(suspected=True)
+        if problem is None:
+            raise
+        return told(problem)
+    problem = output_problem()
+    return code if problem is None else told(problem)
 
 
 if __name__ == "__main__":

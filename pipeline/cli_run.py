@@ -9,9 +9,10 @@ import typer
 from cache.errors import UsageError
 from pipeline.config import LoadedConfig, load_config
 from pipeline.run import RunOptions, run_sweep
+from pipeline.streams import print_error
 from pipeline.summary import print_summary
 from pipeline.tasks import StoppedError
-from pipeline.terminal import console, print_error
+from pipeline.terminal import console
 
 
 def run_command(

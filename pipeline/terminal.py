@@ -7,6 +7,8 @@ import warnings
 
 from rich.console import Console
 
+from pipeline.streams import tell
+
 
 def console(*, stderr: bool = False) -> Console:
     """Return a console; wide when piped, so that tables are not cut for a file."""
@@ -18,11 +20,6 @@ def plain_warnings() -> None:
     """Show each warning once, as a sentence on standard error, without file and line."""
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
-        print(f"shapecast: warning: {message}", file=sys.stderr)
+        tell(f"shapecast: warning: {message}")
 
     warnings.showwarning = show
-
-
-def print_error(error: BaseException) -> None:
-    """Print an error as one sentence on standard error."""
-    print(f"shapecast: error: {error}", file=sys.stderr)

@@ -164,7 +164,7 @@ def test_errors_leave_nothing_behind_and_exit_with_1_or_2(shapecast: Shapecast, 
     assert failed.stderr.startswith("shapecast: error: ")
     assert failed.stderr.count("\n") == 1
     assert "There is no sweep config at none.yaml" in shapecast("run", "none.yaml", expect=1).stderr
-    assert "Missing argument" in shapecast("run", expect=2).stderr
+    assert "The argument CONFIG is missing" in shapecast("run", expect=2).stderr
     assert "--jobs" in shapecast("run", config, "--jobs", 0, expect=2).stderr
     assert "threads" in shapecast("run", config, "--scheduler", "dask", expect=2).stderr
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.yaml"]
