@@ -11,7 +11,7 @@ import typer
 
 from cache.errors import ShapecastError
 from pipeline.cli_optimize import optimize
-from pipeline.cli_options import ManyValues
+from pipeline.cli_options import ManyValues, path_option
 from pipeline.cli_tables import Tables, tables_app
 from pipeline.cli_usage import exceptions, usage_sentence
 from pipeline.streams import print_error
@@ -70,7 +70,10 @@ def root(
 def run(
     config: Annotated[Path, typer.Argument(help="A sweep config, YAML.")],
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder of the run's files. [default: out/NAME]")
+        Path | None,
+        typer.Option(
+            "--out", parser=path_option, metavar="PATH", help="Folder of the run's files. [default: out/NAME]"
+        ),
     ] = None,
     tables: Tables = None,
     scheduler: Annotated[
@@ -123,7 +126,10 @@ def report(
         ReportFormat, typer.Option("--format", help="A page, Markdown, or all rows as CSV.")
     ] = ReportFormat.HTML,
     to: Annotated[
-        Path | None, typer.Option("--to", help="The file to write. [default: OUT/report.FORMAT]")
+        Path | None,
+        typer.Option(
+            "--to", parser=path_option, metavar="PATH", help="The file to write. [default: OUT/report.FORMAT]"
+        ),
     ] = None,
 ) -> None:
     """Make the report of a run again, from its results.parquet alone."""
@@ -136,7 +142,12 @@ def report(
 def compare(
     out_a: Annotated[Path, typer.Argument(help="The output folder of one run.")],
     out_b: Annotated[Path, typer.Argument(help="The output folder of another.")],
-    html: Annotated[Path | None, typer.Option("--html", help="Also write the comparison as a page.")] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", parser=path_option, metavar="PATH", help="Also write the comparison as a page."
+        ),
+    ] = None,
 ) -> None:
     """Show what changed between two runs: config, tables, records, best deployments, candidates."""
     from pipeline.cli_report import compare_command

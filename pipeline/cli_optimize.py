@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from pipeline.cli_options import path_option
 from pipeline.cli_tables import Tables
 
 Values = list[str] | None
@@ -63,7 +64,12 @@ def optimize(
     emit_config: Annotated[
         str | None, _flag("--emit-config", "Also write the sweep config; - prints it and ends.", "FILE")
     ] = None,
-    out: Annotated[Path | None, _flag("--out", "Folder of the run's files. [default: out/NAME]")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", parser=path_option, metavar="PATH", help="Folder of the run's files. [default: out/NAME]"
+        ),
+    ] = None,
     tables: Tables = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the output folder.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a different run in the folder.")] = False,

@@ -2,9 +2,37 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import typer
 from typer.core import TyperCommand
+
+
+def not_empty(value: str | None) -> str | None:
+    """Refuse an empty text, which is most often a variable of a script that is not set.
+
+    Raises
+    ------
+    BadParameter
+        When it is empty.
+    """
+    if value is not None and not value.strip():
+        raise typer.BadParameter("an empty text was given; give a path, or leave the option out.")
+    return value
+
+
+def path_option(value: str) -> Path:
+    """Return the path that an option gives.
+
+    Raises
+    ------
+    BadParameter
+        When it is empty; as a path it would be the current folder.
+    """
+    not_empty(value)
+    return Path(value)
+
 
 SEVERAL = (
     "--device",

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from pipeline.cli_options import not_empty
+
 tables_app = typer.Typer(
     name="tables",
     help="See into the shape tables, check them, move them, tidy them.",
@@ -18,6 +20,7 @@ Tables = Annotated[
     str | None,
     typer.Option(
         "--tables",
+        callback=not_empty,
         help="Path or URL of the shape tables. [default: $SHAPECAST_TABLES, else the user cache]",
         show_default=False,
     ),

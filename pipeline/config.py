@@ -32,6 +32,8 @@ from stages.candidate import Mode
 from stages.runners.base import RunnerOptions
 from stages.runners.registry import runner_options
 
+_LONGEST_FIELD = 80
+
 
 class ParallelismSection(Section):
     """Sizes of the parallel groups, or what is searched for them."""
@@ -211,7 +213,8 @@ def validation_sentence(
     where = _dotted(inside, _path_in_file(findings[0]["loc"], content))
     others = len(findings) - 1
     more = f" (and {others} more finding{'s' if others > 1 else ''})" if others else ""
-    return f"{path}: {where + ': ' if where else ''}{_reason(findings[0], model)}{more}."
+    sentence = f"{path}: {where + ': ' if where else ''}{_reason(findings[0], model)}{more}"
+    return sentence if sentence.endswith("?") else f"{sentence}."
 
 
 def _path_in_file(location: tuple[int | str, ...], content: Any) -> Iterator[int | str]:
@@ -254,7 +257,11 @@ def _reason(finding: Any, model: type[BaseModel]) -> str:
 def _dotted(inside: str, parts: Iterable[int | str]) -> str:
     text = inside
     for part in parts:
-        text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else part)
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            name = part if len(part) <= _LONGEST_FIELD else f"{part[:_LONGEST_FIELD]}..."
+            text += f".{name}" if text else name
     return text
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
-from cache.errors import InvalidValueError
+from cache.errors import InvalidValueError, shown
 from pipeline.findings import pareto_front, stops, winners, with_derived
 from pipeline.ratios import run_ratios
 from pipeline.report import figures, part_figures
@@ -119,7 +119,7 @@ class LoadedRun:
             When `which` is neither.
         """
         if which not in ("ttft", "tpot"):
-            raise InvalidValueError(f"which is {which!r}; it must be 'ttft' or 'tpot'.")
+            raise InvalidValueError(f"which is {shown(which)}; it must be 'ttft' or 'tpot'.")
         return self._figure(figures.latency(self.results, self._mode(mode), f"{which}_ms", self._looks))
 
     def memory(self) -> Figure:
@@ -155,7 +155,7 @@ class LoadedRun:
         if mode is None:
             return swept[0]
         if mode not in swept:
-            raise InvalidValueError(f"mode is {mode!r}; this run has {', '.join(swept)}.")
+            raise InvalidValueError(f"mode is {shown(mode)}; this run has {', '.join(swept)}.")
         return mode
 
     def _trace(self, place: int) -> Mapping[str, Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from cache.errors import ConfigError
+from cache.errors import ConfigError, shown
+
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -19,12 +22,26 @@ class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ign
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, str) and key in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} stands twice in one mapping", key_node.start_mark
+                    None, None, f"the key {shown(key)} stands twice in one mapping", key_node.start_mark
                 )
             if isinstance(key, str):
                 seen.add(key)
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
+
+
+def _plain_number(pattern: re.Pattern[str]) -> re.Pattern[str]:
+    """Return a pattern of numbers without two traps of YAML 1.1: there 1:30:00 is 5400, and 0100 is 64.
+
+    Both stay text, which no field takes for a number.
+    """
+    return re.compile(rf"(?!.*:)(?![-+]?0[0-9_]+$)(?:{pattern.pattern})", pattern.flags)
+
+
+_StrictLoader.yaml_implicit_resolvers = {
+    first: [(tag, _plain_number(pattern) if tag in _NUMBERS else pattern) for tag, pattern in resolvers]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def load_yaml_mapping(path: Path, what: str) -> dict[str, Any]:

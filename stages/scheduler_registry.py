@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from cache.errors import InvalidValueError
+from cache.errors import InvalidValueError, shown
 from stages.scheduler import (
     DecodeFirstSlack,
     LazyScheduler,
@@ -66,12 +66,12 @@ def make_scheduler(name: str, settings: Mapping[str, Any]) -> SchedulingPolicy:
     for setting in settings:
         if setting not in known:
             takes = f"takes {' and '.join(known)}" if known else "takes none"
-            raise InvalidValueError(f"The scheduler {name!r} has no setting {setting!r}; it {takes}.")
+            raise InvalidValueError(f"The scheduler {name!r} has no setting {shown(setting)}; it {takes}.")
     for setting, one in known.items():
         required = one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
         if required and setting not in settings:
             raise InvalidValueError(
-                f"The scheduler {name!r} needs the setting {setting!r}; write "
+                f"The scheduler {shown(name)} needs the setting {shown(setting)}; write "
                 f"{{kind: {name}, {setting}: ...}}."
             )
     return policy(**settings)
@@ -86,7 +86,7 @@ def _plug_in(name: str) -> type[SchedulingPolicy]:
     plug_ins = _plug_ins()
     if name not in plug_ins:
         close = difflib.get_close_matches(name, scheduler_names()) or scheduler_names()
-        raise InvalidValueError(f"There is no scheduler {name!r}; use {' or '.join(close)}.")
+        raise InvalidValueError(f"There is no scheduler {shown(name)}; use {' or '.join(close)}.")
     place = plug_ins[name].value
     try:
         loaded = plug_ins[name].load()

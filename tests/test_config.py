@@ -11,6 +11,7 @@ import yaml
 from cache.errors import ConfigError
 from pipeline.cells import Cell, expand
 from pipeline.config import load_config
+from pipeline.yaml_file import load_yaml_mapping
 from tests.conftest import Shapecast
 
 BASE = """
@@ -45,6 +46,12 @@ def cells_of(tmp_path: Path, text: str) -> list[Cell]:
         ("64}", "64, prefix_cache_hit_rate: -0.5}", "prefix_cache_hit_rate: input should be greater than or"),
         ("input_length", "inputlength", "workloads.inputlength: this field is unknown; did you mean input_length?"),
         ("workloads", "workload", "workload: this field is unknown; did you mean workloads? (and 1 more finding)"),
+        ("input_length", "inputlength: 1, input_length", "inputlength: this field is unknown; did you mean input_length?"),
+        ("400", "1:30:00", "workloads.input_length: input should be a valid integer, not '1:30:00'."),
+        ("400", "0100", "workloads.input_length: input should be a valid integer, not '0100'."),
+        ("64}", f"64, {'x' * 500}: 1}}", f"workloads.{'x' * 80}...: this field is unknown; remove it."),
+        ("512}", f"512, scheduler: {'x' * 500}}}", "xxx... (502 characters); use decode_first_slack"),
+        ("Qwen3-8B", "x" * 500, "xxx... (507 characters): "),
         ("name: small\n", "", "name: this field is missing; it is required."),
         ("name: small", "name: a b", "name: use letters, digits"),
         ("batch_sizes: 4", "batch_sizes: []", "concurrency.batch_sizes: give at least one value."),
@@ -90,6 +97,16 @@ def test_a_bad_field_is_named_with_its_place_and_reason(
     assert message in str(caught.value)
     assert str(tmp_path / "sweep.yaml") in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith((".", "?", ")."))
+    assert not str(caught.value).endswith("?.")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1_000", 1000), ("0x10", 16), ("0", 0), ("-3", -3), ("0.5", 0.5)]
+)
+def test_numbers_in_yaml_mean_what_they_say(tmp_path: Path, text: str, value: float) -> None:
+    (tmp_path / "one.yaml").write_text(f"one: {text}")
+    assert load_yaml_mapping(tmp_path / "one.yaml", "file") == {"one": value}
 
 
 @pytest.mark.parametrize(
@@ -166,6 +183,8 @@ def test_errors_leave_nothing_behind_and_exit_with_1_or_2(shapecast: Shapecast, 
     assert "There is no sweep config at none.yaml" in shapecast("run", "none.yaml", expect=1).stderr
     assert "The argument CONFIG is missing" in shapecast("run", expect=2).stderr
     assert "--jobs" in shapecast("run", config, "--jobs", 0, expect=2).stderr
+    for option in ("--out", "--tables"):
+        assert f"'{option}': an empty text" in shapecast("run", config, option, "", expect=2).stderr
     assert "threads" in shapecast("run", config, "--scheduler", "dask", expect=2).stderr
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.yaml"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cache.compact import compact
 from cache.compare import add_records, missing_records
-from cache.errors import OutputError, StoreError, UsageError
+from cache.errors import OutputError, StoreError, UsageError, shown
 from cache.exchange import SUFFIXES, decode_file, encode_file
 from cache.folder import Folder
 from cache.store import RUNNER_NAME, EmptyTableError, ShapeStore, StoredTable, short_id
@@ -97,7 +97,8 @@ def parse_time(text: str | None, option: str, now: datetime) -> datetime | None:
         return datetime.fromisoformat(text).replace(tzinfo=UTC)
     except (ValueError, OverflowError):
         raise UsageError(
-            f"{option} is {text!r}; expected a time ago such as 90d or 12w, or a date such as 2026-01-31."
+            f"{option} is {shown(text)}; expected a time ago such as 90d or 12w, or a date such as "
+            "2026-01-31."
         ) from None
 
 

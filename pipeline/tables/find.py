@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from cache.errors import StoreError
+from cache.errors import StoreError, shown
 from cache.exchange import SUFFIXES, decode_file
 from cache.folder import Folder, LocalFolder
 from cache.identity import TableIdentity
@@ -50,12 +50,13 @@ def find_table(store: ShapeStore, text: str) -> StoredTable:
     found = [table_id for table_id in ids if table_id.startswith(text.lower())] if text else []
     if len(found) > 1:
         raise UnknownTableError(
-            f"{text!r} is the beginning of {len(found)} tables: {_named(store, found)}; give more of the id."
+            f"{shown(text)} is the beginning of {len(found)} tables: {_named(store, found)}; give more of "
+            "the id."
         )
     if not found:
         close = _close(store, ids, text)
         hint = f"did you mean {_named(store, close)}?" if close else "`shapecast tables ls` lists all."
-        raise UnknownTableError(f"No table in {store.root} has an id that starts with {text!r}; {hint}")
+        raise UnknownTableError(f"No table in {store.root} has an id that starts with {shown(text)}; {hint}")
     return store.open(found[0])
 
 

@@ -6,7 +6,7 @@ import difflib
 import importlib
 from importlib.metadata import EntryPoint, entry_points
 
-from cache.errors import ConfigError
+from cache.errors import ConfigError, shown
 from stages.runners.base import RunnerOptions
 
 ENTRY_POINT_GROUP = "shapecast.runners"
@@ -39,7 +39,7 @@ def runner_options(kind: str) -> type[RunnerOptions]:
     plug_ins = _plug_ins()
     if kind not in plug_ins:
         close = difflib.get_close_matches(kind, runner_names()) or runner_names()
-        raise ConfigError(f"There is no runner {kind!r}; use {' or '.join(close)}.")
+        raise ConfigError(f"There is no runner {shown(kind)}; use {' or '.join(close)}.")
     try:
         loaded = plug_ins[kind].load()
     except (ImportError, AttributeError) as error:
