@@ -147,7 +147,7 @@ def _wrong_segments(table: pa.Table) -> Iterator[Problem]:
         return
     rows = np.flatnonzero(np.array(column.is_valid().to_pylist()))
     texts = column.drop_null().to_pylist()
-    numbers = np.array(" ".join(texts).replace(",", "").split(), np.int64)
+    numbers = np.fromstring(" ".join(texts).replace(",", ""), np.int64, sep=" ")
     query_len, seq_len, requests = numbers.reshape(-1, 3).T
     counts = np.array([text.count(",") + 1 for text in texts])
     starts = np.cumsum(counts) - counts
