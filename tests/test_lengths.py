@@ -235,7 +235,7 @@ def test_a_sweep_over_lengths_keeps_its_shapes_and_repeats_exactly(
         ("[{min_tokens: 9, max_tokens: 9, weight: 1}]", "The bin from 9 to 9 tokens is empty;"),
         (
             "[{min_tokens: 1, max_tokens: 9, weight: 0}]",
-            "The bin from 1 to 9 tokens has the weight 0.0; it must be a positive number:",
+            "The bin from 1 to 9 tokens has the weight 0.0; it must be positive and at most 1e+15:",
         ),
         ("[{min_tokens: 1, max_tokens: 9, weight: .inf}]", "has the weight inf;"),
         ("[{min_tokens: -1, max_tokens: 9, weight: 1}]", "min_tokens is -1; it must be"),
