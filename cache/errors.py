@@ -39,7 +39,19 @@ class InvalidValueError(ShapecastError, ValueError):
 
 
 class ConfigError(ShapecastError):
-    """A sweep config, model config or device profile that cannot be used."""
+    """A sweep config, model config or device profile that cannot be used.
+
+    Parameters
+    ----------
+    message : str
+        The sentence.
+    field : str or None
+        What of a deployment it is about, where that is known: "model", "device", or a parallel size.
+    """
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class RunnerError(ShapecastError):

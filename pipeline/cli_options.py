@@ -18,7 +18,7 @@ def not_empty(value: str | None) -> str | None:
         When it is empty.
     """
     if value is not None and not value.strip():
-        raise typer.BadParameter("an empty text was given; give a path, or leave the option out.")
+        raise typer.BadParameter("it is empty; give a path, or leave the option out.")
     return value
 
 

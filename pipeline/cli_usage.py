@@ -38,7 +38,7 @@ def _problem(error: Any, arguments: Sequence[str]) -> str:
     if not isinstance(error, exceptions.BadParameter):
         return message
     value = _value(error, arguments)
-    given = _name(error) if value is None else f"{_name(error)} {value}"
+    given = _name(error) if not (value or "").strip() else f"{_name(error)} {value}"
     expected = message.partition(", unable to")[0].removeprefix("Input ")
     if expected.startswith("should be "):
         return f"{given} cannot be used, it {expected}"

@@ -184,7 +184,10 @@ def test_errors_leave_nothing_behind_and_exit_with_1_or_2(shapecast: Shapecast, 
     assert "The argument CONFIG is missing" in shapecast("run", expect=2).stderr
     assert "--jobs" in shapecast("run", config, "--jobs", 0, expect=2).stderr
     for option in ("--out", "--tables"):
-        assert f"'{option}': an empty text" in shapecast("run", config, option, "", expect=2).stderr
+        assert (
+            f"{option} cannot be used: it is empty; give a path"
+            in shapecast("run", config, option, "", expect=2).stderr
+        )
     assert "threads" in shapecast("run", config, "--scheduler", "dask", expect=2).stderr
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.yaml"]
 

@@ -51,7 +51,7 @@ def unknown_name(kind: str, text: str, known: Sequence[str], path_hint: str) -> 
     close = difflib.get_close_matches(text.lower(), list(by_lower), n=_CLOSE_NAMES, cutoff=0.5)
     names = list(dict.fromkeys(by_lower[match] for match in close))
     hint = f"close names are {', '.join(names)}" if names else f"known names are {', '.join(known)}"
-    return ConfigError(f"Unknown {kind} {shown(text)}: {hint}; or give {path_hint}.")
+    return ConfigError(f"Unknown {kind} {shown(text)}: {hint}; or give {path_hint}.", kind)
 
 
 def read_text(path: Path, kind: str) -> str:
