@@ -11,7 +11,7 @@ from cache.errors import ConfigError, InvalidValueError
 from cache.identity import TableIdentity
 from pipeline.cell_search import CellSearch
 from pipeline.config import LoadedConfig
-from pipeline.grid import engines, is_searched, parallelisms, workloads
+from pipeline.grid import engines, is_searched, parallelisms, section_of, workloads
 from pipeline.output_names import OutputNames
 from stages.candidate import Candidate, Mode
 from stages.parallelism import Parallelism
@@ -226,14 +226,29 @@ class _Specs:
             label = self.names.label(identity.label, deployment.model, deployment.device)
             return spec, replace(identity, label=label)
         except ConfigError as error:
-            sentence = ConfigError(
-                f"{self._loaded.path}: {deployment.model} on {deployment.device} with "
-                f"{deployment.parallelism} ({self._where} {self._options.kind}): {error}"
-            )
+            place = self._place(error.field, deployment)
+            sentence = ConfigError(f"{self._loaded.path}: {place}: {error}", error.field)
             if not is_searched(self._loaded):
                 raise sentence from error
             self._first_error.setdefault((deployment.model, deployment.device), sentence)
             return None
+
+    def _place(self, field: str | None, deployment: Deployment) -> str:
+        """Return the place in the file that an error is about; the deployment where that cannot be told."""
+        config, of_runner = self._loaded.config, f"{self._where} {self._options.kind}"
+        place = None
+        if field == "model":
+            place = self._loaded.place("models", config.models.index(deployment.model))
+        elif field == "device":
+            place = self._loaded.place("devices", config.devices.index(deployment.device))
+        elif field == "num_mtp_tokens":
+            place = "engine.num_mtp_tokens"
+        elif field is not None:
+            index = section_of(self._loaded, deployment.parallelism)
+            place = None if index is None else f"{self._loaded.place('parallelism', index)}.{field}"
+        if place is None:
+            return f"{deployment.model} on {deployment.device} with {deployment.parallelism} ({of_runner})"
+        return place if len(self._loaded.runners) == 1 else f"{place} ({of_runner})"
 
 
 def _has_half_size(loaded: LoadedConfig, mode: Mode, parallelism: Parallelism) -> bool:

@@ -144,12 +144,25 @@ class LoadedConfig:
         The file, which relative paths are relative to.
     runners : list of RunnerOptions
         The validated `runner` entries.
+    content : mapping or None
+        What the file says, for places in messages.
     """
 
-    def __init__(self, config: SweepConfig, path: Path, runners: list[RunnerOptions]) -> None:
+    def __init__(
+        self,
+        config: SweepConfig,
+        path: Path,
+        runners: list[RunnerOptions],
+        content: Mapping[str, Any] | None = None,
+    ) -> None:
         self.config = config
         self.path = path
         self.runners = runners
+        self._content = content or {}
+
+    def place(self, field: str, index: int) -> str:
+        """Return where a value of a dimension stands in the file, e.g. `models[1]`, or `models` alone."""
+        return f"{field}[{index}]" if isinstance(self._content.get(field), list) else field
 
     @property
     def base_dir(self) -> Path:
@@ -184,7 +197,7 @@ def parse_config(content: Mapping[str, Any], path: Path) -> LoadedConfig:
     runners = [
         _runner_options(entry, path, index, single=single) for index, entry in enumerate(config.runner)
     ]
-    return LoadedConfig(config, path, runners)
+    return LoadedConfig(config, path, runners, content)
 
 
 def _runner_options(entry: dict[str, Any], path: Path, index: int, *, single: bool) -> RunnerOptions:

@@ -43,6 +43,16 @@ def parallelisms(loaded: LoadedConfig) -> list[Parallelism]:
     return list(dict.fromkeys(found))
 
 
+def section_of(loaded: LoadedConfig, parallelism: Parallelism) -> int | None:
+    """Return the index of the first section that lists a deployment; None when it is searched."""
+    for index, section in enumerate(loaded.config.parallelism):
+        if section.search is None:
+            sizes = section.model_dump(exclude_none=True)
+            if parallelism in [Parallelism(**one) for one in _combinations(sizes)]:
+                return index
+    return None
+
+
 def _searched(loaded: LoadedConfig, where: str, section: ParallelismSearchSection) -> list[Parallelism]:
     ratio = loaded.config.ratio
     counts = section.num_devices or []

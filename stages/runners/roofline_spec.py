@@ -20,6 +20,7 @@ from stages.runners.base import Deployment, ModelRunner, RunnerOptions, RunnerSp
 from stages.runners.device import DeviceProfile, find_device_profile, known_device_names, load_device
 from stages.runners.model_config import find_model_config, known_model_names, load_architecture
 from stages.runners.quantization import Quantization
+from stages.runners.shipped import concerning
 
 RUNNER_NAME = "roofline"
 
@@ -105,11 +106,15 @@ class RooflineOptions(RunnerOptions):
         ConfigError
             When model or device cannot be found or read, or the model cannot be deployed that way.
         """
-        model_name, model_path = find_model_config(deployment.model, deployment.base_dir)
-        device_name, device_path = find_device_profile(deployment.device, deployment.base_dir)
+        with concerning("model"):
+            model_name, model_path = find_model_config(deployment.model, deployment.base_dir)
+            architecture = _loaded(load_architecture, model_path)
+        with concerning("device"):
+            device_name, device_path = find_device_profile(deployment.device, deployment.base_dir)
+            device = _loaded(load_device, device_path)
         spec = RooflineSpec(
-            architecture=_loaded(load_architecture, model_path),
-            device=_loaded(load_device, device_path),
+            architecture=architecture,
+            device=device,
             parallelism=deployment.parallelism,
             quantization=self.quantization,
             num_mtp_tokens=deployment.num_mtp_tokens,
@@ -233,14 +238,16 @@ def check_deployment(spec: RooflineSpec) -> None:
     if spec.parallelism.pp > spec.architecture.num_layers:
         raise ConfigError(
             f"pp is {spec.parallelism.pp}, but {spec.model_name} has {spec.architecture.num_layers} layers; "
-            "each pipeline stage needs one, so lower pp."
+            "each pipeline stage needs one, so lower pp.",
+            "pp",
         )
     if spec.num_mtp_tokens < 0:
-        raise ConfigError(f"num_mtp_tokens is {spec.num_mtp_tokens}; it must be 0 or more.")
+        raise ConfigError(f"num_mtp_tokens is {spec.num_mtp_tokens}; it must be 0 or more.", "num_mtp_tokens")
     if spec.num_mtp_tokens and not spec.architecture.num_mtp_layers:
         raise ConfigError(
             f"num_mtp_tokens is {spec.num_mtp_tokens}, but {spec.model_name} has no multi-token prediction "
-            "layers to draft with; set it to 0 or choose a model with num_nextn_predict_layers."
+            "layers to draft with; set it to 0 or choose a model with num_nextn_predict_layers.",
+            "num_mtp_tokens",
         )
 
 
@@ -263,19 +270,22 @@ def _check_tensor_parallelism(spec: RooflineSpec) -> None:
     if model.num_heads % tp:
         raise ConfigError(
             f"tp is {tp}, but {name} has {model.num_heads} attention heads; choose a tp that divides them "
-            f"({_divisors(model.num_heads)})."
+            f"({_divisors(model.num_heads)}).",
+            "tp",
         )
     kv_heads = model.num_kv_heads
     if model.latent is None and kv_heads % tp and tp % kv_heads:
         raise ConfigError(
             f"tp is {tp}, but {name} has {kv_heads} key/value heads; choose a tp that divides them or is a "
-            "multiple of them."
+            "multiple of them.",
+            "tp",
         )
     dense = any(not kind.has_experts for kind in model.layers)
     if dense and model.intermediate_size % tp:
         raise ConfigError(
             f"tp is {tp}, but the dense layers of {name} have an intermediate size of "
-            f"{model.intermediate_size}; choose a tp that divides it."
+            f"{model.intermediate_size}; choose a tp that divides it.",
+            "tp",
         )
 
 
@@ -284,25 +294,30 @@ def _check_experts(spec: RooflineSpec) -> None:
     experts = model.experts
     if experts is None:
         if sizes.ep > 1:
-            raise ConfigError(f"ep is {sizes.ep}, but {name} has no experts to spread; set ep to 1.")
+            raise ConfigError(f"ep is {sizes.ep}, but {name} has no experts to spread; set ep to 1.", "ep")
         if sizes.moe_dp is not None and sizes.moe_dp > 1:
-            raise ConfigError(f"moe_dp is {sizes.moe_dp}, but {name} has no experts; set moe_dp to 1.")
+            raise ConfigError(
+                f"moe_dp is {sizes.moe_dp}, but {name} has no experts; set moe_dp to 1.", "moe_dp"
+            )
         return
     if experts.num_experts % sizes.ep:
         raise ConfigError(
             f"ep is {sizes.ep}, but {name} has {experts.num_experts} experts per layer; choose an ep that "
-            f"divides them ({_divisors(experts.num_experts)})."
+            f"divides them ({_divisors(experts.num_experts)}).",
+            "ep",
         )
     moe_tp = sizes.moe_tp or 1
     if experts.intermediate_size % moe_tp:
         raise ConfigError(
             f"moe_tp is {moe_tp}, but the experts of {name} have an intermediate size of "
-            f"{experts.intermediate_size}; choose a moe_tp that divides it, for example by raising ep."
+            f"{experts.intermediate_size}; choose a moe_tp that divides it, for example by raising ep.",
+            "moe_tp",
         )
     if experts.shared_intermediate_size % sizes.tp:
         raise ConfigError(
             f"tp is {sizes.tp}, but the shared experts of {name} have an intermediate size of "
-            f"{experts.shared_intermediate_size}; choose a tp that divides it."
+            f"{experts.shared_intermediate_size}; choose a tp that divides it.",
+            "tp",
         )
 
 

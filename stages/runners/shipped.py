@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,16 @@ from pydantic import ValidationError
 from cache.errors import ConfigError, shown
 
 _CLOSE_NAMES = 3
+
+
+@contextmanager
+def concerning(field: str) -> Iterator[None]:
+    """Let errors say that they are about `field` of a deployment."""
+    try:
+        yield
+    except ConfigError as error:
+        error.field = error.field or field
+        raise
 
 
 def looks_like_path(text: str, suffixes: Sequence[str]) -> bool:
