@@ -6,6 +6,7 @@ a file system without locks) a run goes on without.
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 import uuid
@@ -100,8 +101,9 @@ class LocalLock(Lock):
 class ServerLock(Lock):
     """A claim in the folder `claims/`, renewed by a thread while its process lives.
 
-    Of several claims the one with the earliest name holds. Clocks that disagree can at worst let two runs
-    hold at once.
+    A claim is published first and then looked at beside the others: of two made at once, at least one sees
+    the other. Whoever sees another gives way, for it may hold already, and tries again after a while of its
+    own. So at most one holds, whatever the clocks say.
     """
 
     poll_s = 1.0
@@ -122,8 +124,9 @@ class ServerLock(Lock):
                 return False
             self._name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"
             self._claims.publish(self._name, b"0")
-            if any(name < self._name for name in self._living()):
+            if self._living():
                 self._claims.delete(self._name)
+                time.sleep(random.uniform(0, self._beat_s))
                 return False
         except StoreError:
             return True
