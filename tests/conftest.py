@@ -47,7 +47,7 @@ def shapecast(tmp_path: Path, tables: Path) -> Shapecast:
             env={**os.environ, **own_places(tmp_path, tables), **environment},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
         assert done.returncode == expect, done.stdout + done.stderr

@@ -97,7 +97,7 @@ def test_an_interrupted_run_keeps_its_records_and_the_next_one_continues(
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not list(tables.glob("*/part-*.parquet")):
         assert time.monotonic() < deadline, "no record was published"
         time.sleep(0.05)
@@ -147,7 +147,7 @@ def cluster(tmp_path: Path) -> Iterator[str]:
         for command in (scheduler, worker, worker)
     ]
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while not address.exists():
             assert time.monotonic() < deadline, "the scheduler did not start"
             time.sleep(0.1)
