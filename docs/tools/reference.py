@@ -12,6 +12,9 @@ import typer.main
 from meanings import MEANINGS
 from pydantic import BaseModel
 
+from cache.shapes import LARGEST_COUNT
+from pipeline.config_fields import LARGEST_FIGURE
+
 PAGES = ("reference/config.md", "reference/cli.md", "reference/summary-json.md")
 
 
@@ -32,6 +35,7 @@ def config_page() -> str:
         "# Sweep config",
         "Made from the code. Every field of a sweep config; one that is not listed here is refused. "
         "*One or more* means a value, or a list that is a dimension of the grid. "
+        f"Whole numbers are at most {LARGEST_COUNT:,}, other numbers at most {LARGEST_FIGURE:g}. "
         "Examples are in [Sweep a grid](../guides/sweep.md).",
         *_model_parts(SweepConfig, "The file"),
         "## Runners",
@@ -106,8 +110,12 @@ def _link(name: str) -> str:
 
 
 def _bounds(field: dict[str, Any]) -> str:
+    """Return the bounds of a number, but for those that hold for all and stand at the top of the page."""
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    return "".join(f" {sign} {field[key]:g}" for key, sign in signs.items() if key in field)
+    general = (LARGEST_COUNT, LARGEST_FIGURE)
+    return "".join(
+        f" {sign} {field[key]:g}" for key, sign in signs.items() if field.get(key, general[0]) not in general
+    )
 
 
 # ---- command line
