@@ -197,6 +197,7 @@ def test_a_charts_table_holds_its_points_and_follows_the_filter(reader: Reader) 
     details = reader.page.locator("details[data-chart=trade-off-decode]")
     details.locator("summary").click()
     lines = details.locator("tbody tr")
+    lines.first.wait_for()  # A table is made when its `toggle` event arrives, a moment after the click.
     assert lines.count() == reader.points("trade-off-decode")
     before = lines.count()
     reader.page.locator("fieldset[data-filter=device] input").first.uncheck()
@@ -211,6 +212,7 @@ def test_another_best_deployment_shows_its_own_schedule(reader: Reader) -> None:
     assert reader.page.locator("#trace-deployment").text_content() != first
     assert reader.page.evaluate(times) != before
     reader.page.locator("details[data-columns=segments] summary").click()
+    reader.page.locator("details[data-columns=segments] tbody tr").first.wait_for()
     assert reader.page.locator("details[data-columns=segments] tbody tr").count() > 0
     assert reader.messages == []
 
